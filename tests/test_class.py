@@ -26,7 +26,8 @@ READS = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search", "--bo
 LAUNCH = """\
 import os, pathlib, tempfile, time
 import labs
-from labs.fsdp_profiling import recording
+from labs.fsdp_profiling import recorded_runs
+from labs.meters import trace_file
 from labs.workers import processes
 
 def work():
@@ -42,8 +43,9 @@ def work():
     return total.item(), torch.get_num_threads(), len(os.listdir("%(shared)s"))
 
 found = {"ranks": list(labs.launch(work, ranks=2, quiet=True)), "uid": os.getuid(),
-         "private": processes.private_directory(), "traces": str(recording.traces_folder()),
-         "may write": os.access(recording.WORKBOOK, os.W_OK)}
+         "private": processes.private_directory(),
+         "traces": str(trace_file.experiments_folder() / recorded_runs.FOLDER),
+         "may write": os.access(trace_file.WORKBOOK, os.W_OK)}
 """
 
 

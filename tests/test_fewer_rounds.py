@@ -16,7 +16,7 @@ import importlib
 
 for name in {names}:
     importlib.import_module(name)
-print(importlib.import_module("labs.fsdp_profiling.recording").ROUNDS)
+print(importlib.import_module("labs.fsdp_profiling.recorded_runs").ROUNDS)
 """
 
 

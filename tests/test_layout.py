@@ -194,7 +194,7 @@ def test_a_rank_imports_nothing_that_takes_long(module):
 
 
 def test_functions_for_ranks_are_found():
-    assert {"labs.checks.comparison", "labs.zero_stages.recording",
+    assert {"labs.checks.comparison", "labs.zero_stages.lifecycle_recording",
             "labs.manual_ddp.variants", "labs.meters.trace_units"} <= set(RANKS_CODE)
     assert "matplotlib.figure" in reached_by("labs.zero_stages.zero1")
 

@@ -71,6 +71,15 @@ def as_number(value) -> int | float | None:
     return Single(value) if is_single else float(value)
 
 
+def number_or_none(answer: Callable[..., object]) -> int | float | None:
+    """The number that answer() returns, or None where it fails or returns none: it is asked only to
+    find out a cause."""
+    try:
+        return as_number(answer())
+    except Exception:
+        return None
+
+
 def as_list(value) -> list | None:
     """Returns several values as a list: a list, a tuple, a range, a generator, a NumPy array or a
     tensor of one dimension. None for anything else, and for what has no order."""

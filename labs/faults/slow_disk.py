@@ -11,11 +11,12 @@ from unittest import mock
 
 import psutil
 
-HELD = 5.0  # seconds after which what waits to be let go on goes on
+RELEASE_AFTER = 5.0  # seconds after which what waits to be let go on goes on
 
 
 class HeldDisk:
-    """write(path, data) that ends when the disk has been opened; after HELD seconds all the same.
+    """write(path, data) that ends when the disk has been opened; after RELEASE_AFTER seconds all
+    the same.
 
     started, done: the paths of the writes that have begun, and of those that have ended. at_once:
     the most that were in flight together. in_caller: whether the thread that made this disk wrote
@@ -46,7 +47,7 @@ class HeldDisk:
         if threading.get_ident() == self._caller:
             self.in_caller = True
         else:
-            self._is_open.wait(HELD)
+            self._is_open.wait(RELEASE_AFTER)
         if self.error is not None:
             raise self.error
         if not isinstance(data, bytes | bytearray | memoryview):
@@ -59,12 +60,12 @@ class HeldDisk:
         self._is_open.set()
 
     def wait_until_started(self) -> bool:
-        """Whether a write has begun by now, or within HELD seconds."""
-        return self._begun.wait(HELD)
+        """Whether a write has begun by now, or within RELEASE_AFTER seconds."""
+        return self._begun.wait(RELEASE_AFTER)
 
     def wait_until_done(self) -> bool:
-        """Whether a write has ended by now, or within HELD seconds."""
-        return self._ended.wait(HELD)
+        """Whether a write has ended by now, or within RELEASE_AFTER seconds."""
+        return self._ended.wait(RELEASE_AFTER)
 
     @contextlib.contextmanager
     def opening_after(self, seconds: float, before: Callable[[], None] = lambda: None
@@ -85,14 +86,14 @@ class HeldDisk:
 @contextlib.contextmanager
 def late_threads() -> Iterator[threading.Event]:
     """Threads that are started in the block do nothing until the event that it yields is set, or
-    HELD seconds have passed: as where the machine has no core for them."""
+    RELEASE_AFTER seconds have passed: as where the machine has no core for them."""
     event, start = threading.Event(), threading.Thread.start
 
     def started(thread):
         run = thread.run
 
         def late():
-            event.wait(HELD)
+            event.wait(RELEASE_AFTER)
             run()
 
         # On the instance: threading calls self.run() in the new thread.

@@ -18,7 +18,7 @@ from labs.checks.reference import Step
 from labs.checks.student_code import own_place
 from labs.checks.tolerances import TRAINED
 from labs.checks.verdicts import Wrong, check, shows
-from labs.fsdp import common, scaffold
+from labs.fsdp import scaffold, strategy_checks
 from labs.meters.traffic import Traffic
 from labs.pictures.tables import Table
 from labs.training import models, strategies
@@ -28,7 +28,8 @@ from labs.workers.launcher import launch
 
 SAVED_ON, LOADED_ON = 4, 2
 LAYERS, HIDDEN, HEADS = 2, 99, 3  # so wide that a file is more numbers than names
-RATE = common.SETTINGS["lr"] / 2  # of the run that is saved, as after some steps of a schedule
+# of the run that is saved, as after some steps of a schedule
+RATE = strategy_checks.SETTINGS["lr"] / 2
 _OWN_SHARDS = "Each rank writes its own shards; nobody needs the whole."
 # A part of what torch raises inside save or load -> the hint to give with it.
 _HINTS = {"Missing key": "Save and load the same names: the same dictionary on both sides.",
@@ -56,17 +57,17 @@ def check_checkpoint(save: Callable, load: Callable) -> str:
 
 
 def _make_model(seed=0):
-    return models.move_to_rank(models.gpt2(LAYERS, HIDDEN, HEADS, common.CONTEXT, seed))
+    return models.move_to_rank(models.gpt2(LAYERS, HIDDEN, HEADS, strategy_checks.CONTEXT, seed))
 
 
 def _build(seed):
-    return strategies.fsdp2(_make_model(seed), torch.optim.AdamW, **common.SETTINGS)
+    return strategies.fsdp2(_make_model(seed), torch.optim.AdamW, **strategy_checks.SETTINGS)
 
 
 def _train(module, optimizer, seeds):
     """Trains one step for each seed; a batch depends on its seed, not on the number of ranks."""
     for seed in seeds:
-        [batch] = common.batches(1, 8, common.CONTEXT, seed=seed)
+        [batch] = strategy_checks.batches(1, 8, strategy_checks.CONTEXT, seed=seed)
         module(**Step(batch).inputs()).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -82,7 +83,7 @@ def _train_and_save(save, folder) -> tuple[dict, dict]:
     module, optimizer = _build(seed=0)
     _train(module, optimizer, (1, 2))
     _set_rate(optimizer)
-    saved, before = common.whole_parameters(module), _state(optimizer)
+    saved, before = strategy_checks.whole_parameters(module), _state(optimizer)
     with Traffic() as traffic, _futures() as futures:
         with _briefly("save"):
             save(module, optimizer, folder)
@@ -94,7 +95,7 @@ def _train_and_save(save, folder) -> tuple[dict, dict]:
     raise_on_all_ranks(_judge_gathered, traffic, "save")
     dist.barrier()
     _train(module, optimizer, (3, 4))
-    return saved, common.whole_parameters(module)
+    return saved, strategy_checks.whole_parameters(module)
 
 
 @contextlib.contextmanager
@@ -211,14 +212,15 @@ def _load_and_train(load, folder, saved, later):
             load(module, optimizer, folder)
     raise_on_all_ranks(_judge_gathered, traffic, "load")
     # The parameters are those of the saved run: an empty load leaves those of another seed.
-    raise_on_all_ranks(_judge_parameters, common.whole_parameters(module), saved, "after load",
+    loaded = strategy_checks.whole_parameters(module)
+    raise_on_all_ranks(_judge_parameters, loaded, saved, "after load",
                        "Load into the state of this module, then put it in place: set_state_dict.")
     raise_on_all_ranks(_judge_state, optimizer)
     rates = {float(group["lr"]) for group in optimizer.param_groups}
     _set_rate(optimizer)  # so that the next steps depend on the moments alone
     # Two more steps equal the saved run's: parameters without moments take other steps.
     _train(module, optimizer, (3, 4))
-    raise_on_all_ranks(_judge_parameters, common.whole_parameters(module), later,
+    raise_on_all_ranks(_judge_parameters, strategy_checks.whole_parameters(module), later,
                        "two steps after load", "Are the optimizer's moments those of the saved "
                        "run, and its step counters?")
     raise_on_all_ranks(_judge_rate, rates)

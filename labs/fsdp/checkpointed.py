@@ -10,8 +10,8 @@ import torch.distributed as dist
 from labs.checks.invariants import judge_recorded
 from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
 from labs.checks.verdicts import Wrong, check
-from labs.fsdp import common
-from labs.fsdp.common import Units
+from labs.fsdp import strategy_checks
+from labs.fsdp.strategy_checks import Units
 from labs.fsdp.units import judge_collectives, judge_unit_memory
 from labs.meters.memory import Report
 from labs.predictions.memory import activations
@@ -20,7 +20,7 @@ from labs.workers import devices
 
 _SEVERAL = ("A checkpoint around several blocks, or around the model, brings back all of them at "
             "once: one for each block.")
-BATCH = 2  # sequences of each rank, as in common.steps
+BATCH = 2  # sequences of each rank, as in strategy_checks.steps
 
 
 @check("4.4", hints={"should not be": "The blocks first, the root last."})
@@ -28,29 +28,30 @@ def check_checkpointed(strategy: Callable) -> str:
     """strategy(model, optimizer_class, **settings) -> (module, optimizer): as in exercise 4.1, and
     each block's activations are computed again in backward."""
     difference = max(on_ranks(_train_and_record, strategy, world_sizes=(2,),
-                              timeout=common.TIMEOUT))
-    return (f"equals the reference ({common.closeness(difference)}); every block runs forward "
+                              timeout=strategy_checks.TIMEOUT))
+    close = strategy_checks.closeness(difference)
+    return (f"equals the reference ({close}); every block runs forward "
             "twice per step and keeps only its input in between, and no collective is added")
 
 
 def _train_and_record(strategy) -> float:
-    difference = common.compare_with_reference(strategy)
+    difference = strategy_checks.compare_with_reference(strategy)
     raise_on_all_ranks(_judge_forwards, _forwards(strategy))
-    want = common.one_unit_per_block(dist.get_world_size())
-    raise_on_all_ranks(judge_collectives, common.record_events(strategy), want, _SEVERAL)
-    without = common.record_memory(strategies.fsdp2)
-    judge_recorded(partial(common.record_memory, strategy), _judge_memory, without, want)
+    want = strategy_checks.one_unit_per_block(dist.get_world_size())
+    raise_on_all_ranks(judge_collectives, strategy_checks.record_events(strategy), want, _SEVERAL)
+    without = strategy_checks.record_memory(strategies.fsdp2)
+    judge_recorded(partial(strategy_checks.record_memory, strategy), _judge_memory, without, want)
     return difference
 
 
 def _forwards(strategy) -> list[int]:
     """Returns how often each block runs forward in one step: 1 if any part of it runs only once."""
-    model, counts = common.make_model(), Counter()
+    model, counts = strategy_checks.make_model(), Counter()
     parts = [(block.ln_1, block.mlp) for block in models.blocks(model)]  # its first and last part
     for part in (part for pair in parts for part in pair):
         part.register_forward_pre_hook(lambda *_, part=part: counts.update([part]))
-    module, _ = common.build(strategy, model)
-    module(**common.steps(1)[0].inputs()).loss.backward()
+    module, _ = strategy_checks.build(strategy, model)
+    module(**strategy_checks.steps(1)[0].inputs()).loss.backward()
     return [1 if 1 in times else max(times)
             for times in ([counts[part] for part in pair] for pair in parts)]
 
@@ -73,13 +74,14 @@ def _judge_forwards(forwards):
 
 def _judge_memory(report: Report, without: Report, want: Units):
     judge_unit_memory(report, without, want)
-    config, rank = common.make_model().config, f"rank {dist.get_rank()}"
-    in_blocks = activations.saved(config, batch=BATCH, sequence=common.CONTEXT,
+    config, rank = strategy_checks.make_model().config, f"rank {dist.get_rank()}"
+    in_blocks = activations.saved(config, batch=BATCH, sequence=strategy_checks.CONTEXT,
                                   device=devices.device().type)["blocks"]
     # At the end of forward a block keeps its input and the state of the random numbers, nothing
     # else: a checkpoint that also keeps products inside the block runs it twice and saves little.
-    kept = BATCH * common.CONTEXT * common.HIDDEN * common.BYTES + torch.get_rng_state().nbytes
-    most = without.phases["forward"].activations - in_blocks + 1.25 * common.LAYERS * kept
+    kept = BATCH * strategy_checks.CONTEXT * strategy_checks.HIDDEN * strategy_checks.BYTES
+    kept += torch.get_rng_state().nbytes
+    most = without.phases["forward"].activations - in_blocks + 1.25 * strategy_checks.LAYERS * kept
     held = report.phases["forward"].activations
     if held > most:
         raise Wrong(f"{rank} holds {held:,} bytes of activations after forward; with nothing but "

@@ -6,7 +6,13 @@ from functools import partial
 from labs.checks.comparison import Comparison, compare, model_of
 from labs.checks.gpu_notes import rounds_of
 from labs.checks.guesses import guessed
-from labs.checks.numbers import Mistake, judge_number, likeliest_cause, require_numbers
+from labs.checks.numbers import (
+    Mistake,
+    judge_number,
+    likeliest_cause,
+    number_or_none,
+    require_numbers,
+)
 from labs.checks.verdicts import check, shows
 from labs.fsdp import scaffold
 from labs.fsdp.comparisons import draw_wrappings, few_tokens
@@ -35,17 +41,13 @@ def check_cost(cost: Callable[[list[int]], tuple[int, int]]) -> str:
             # One case alone fits several mistakes: the named one explains the answers to all cases
             # best.
             causes = [] if found[index] == want(units) else likeliest_cause(
-                mistakes, UNITS, [_answer(cost, one, index) for one in UNITS], place)
+                mistakes, UNITS, [_one_number(cost, one, index) for one in UNITS], place)
             judge_number(found[index], want(units), causes, what, unit, hint)
     return "counts the collectives of a step and the bytes gathered at once, for any units"
 
 
-def _answer(cost, units, index) -> float | None:
-    """One of the two numbers, or None where `cost` fails: it is asked only to find out a cause."""
-    try:
-        return require_numbers(cost(list(units)), NAMES, "")[index]
-    except Exception:
-        return None
+def _one_number(cost, units, index) -> int | float | None:
+    return number_or_none(lambda: require_numbers(cost(list(units)), NAMES, "")[index])
 
 
 def _gathered_hint(units) -> str:

@@ -13,7 +13,7 @@ from labs.checks.invariants import judge_outside_torch
 from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
 from labs.checks.verdicts import Wrong, check
 from labs.fsdp import scaffold
-from labs.fsdp.common import TIMEOUT, batches, build, judge_optimizer, whole_parameters
+from labs.fsdp.strategy_checks import TIMEOUT, batches, build, judge_optimizer, whole_parameters
 from labs.fsdp.unit_errors import require_units_in_model
 from labs.meters import memory
 from labs.meters.traffic import Traffic

@@ -31,7 +31,7 @@ from labs.checks.reference import Reference
 from labs.checks.tolerances import TRAINED
 from labs.checks.training import Hints, train_and_compare
 from labs.checks.verdicts import Wrong, check
-from labs.fsdp import common
+from labs.fsdp import strategy_checks
 from labs.fsdp.packed_units import BYTES, judge_packed_units
 from labs.fsdp.units import SMALL
 from labs.meters import memory
@@ -66,7 +66,7 @@ class Rootless(nn.Module):
         return SimpleNamespace(logits=hidden, loss=loss)
 
 
-MODELS = {"GPT-2": common.make_model, "a model whose root has no parameter": Rootless}
+MODELS = {"GPT-2": strategy_checks.make_model, "a model whose root has no parameter": Rootless}
 
 
 class HalfPrecisionReference(Reference):
@@ -85,11 +85,11 @@ def check_from_scratch(strategy: Callable) -> str:
     """strategy(model, optimizer_class, **settings) -> (module, optimizer): fully sharded training
     with one unit for each block and one for the root, built without torch's fully_shard."""
     difference = max(on_ranks(_train_and_record, strategy, world_sizes=WORLD_SIZES,
-                              timeout=common.TIMEOUT))
+                              timeout=strategy_checks.TIMEOUT))
     return ("each rank keeps its rows of each parameter in fp32; units are gathered in bf16, the "
             "next one while this one's gradients are computed, and summed in fp32; equals the "
-            f"reference over {common.STEPS} steps on 2 and 3 ranks "
-            f"({common.closeness(difference)})")
+            f"reference over {strategy_checks.STEPS} steps on 2 and 3 ranks "
+            f"({strategy_checks.closeness(difference)})")
 
 
 def _train_and_record(strategy) -> float:
@@ -116,29 +116,30 @@ def _in_model(name, judge, *args):
 
 
 def _judge_built(strategy, make):
-    module, optimizer = raise_on_all_ranks(common.build, strategy, make())
+    module, optimizer = raise_on_all_ranks(strategy_checks.build, strategy, make())
     raise_on_all_ranks(_judge_shards, module, make())
-    raise_on_all_ranks(common.judge_optimizer, module, optimizer, common.SETTINGS)
+    raise_on_all_ranks(strategy_checks.judge_optimizer, module, optimizer, strategy_checks.SETTINGS)
 
 
 def _judge_traffic_and_memory(strategy):
-    want = common.one_unit_per_block(dist.get_world_size())
-    raise_on_all_ranks(judge_packed_units, common.record_events(strategy, overlap=True), want)
-    unsharded = memory.record(_unsharded, [step.inputs() for step in common.steps(2)])
-    judge_recorded(partial(common.record_memory, strategy), _judge_memory, unsharded, want)
+    want = strategy_checks.one_unit_per_block(dist.get_world_size())
+    events = strategy_checks.record_events(strategy, overlap=True)
+    raise_on_all_ranks(judge_packed_units, events, want)
+    unsharded = memory.record(_unsharded, [step.inputs() for step in strategy_checks.steps(2)])
+    judge_recorded(partial(strategy_checks.record_memory, strategy), _judge_memory, unsharded, want)
 
 
 def _unsharded():
-    model = common.make_model().bfloat16()
-    return model, common.make_optimizer(model)
+    model = strategy_checks.make_model().bfloat16()
+    return model, strategy_checks.make_optimizer(model)
 
 
 def _compare_with_reference(strategy, make) -> float:
     """On a rank: the largest difference of a parameter."""
-    reference = HalfPrecisionReference(make(), common.make_optimizer)
-    module, optimizer = raise_on_all_ranks(common.build, strategy, make())
+    reference = HalfPrecisionReference(make(), strategy_checks.make_optimizer)
+    module, optimizer = raise_on_all_ranks(strategy_checks.build, strategy, make())
     steps = [replace(step, parts=PARTS.get(number, 1))
-             for number, step in enumerate(common.steps())]
+             for number, step in enumerate(strategy_checks.steps())]
     return train_and_compare(
         module, optimizer, [reference], steps, mistakes=_MISTAKES, hints=_NUMBERS,
         parameters_of=partial(_whole_parameters, model=reference.model), tolerance=TRAINED)
@@ -165,7 +166,7 @@ def _rows(whole, rank) -> tuple[int, int]:
 def _judge_shards(module, model, numbers=True):
     """Raises Wrong where a parameter of the module is not this rank's rows of it. numbers: of a
     module that has not been trained: its shards hold the model's numbers."""
-    rank, found = dist.get_rank(), common.named_parameters(module)
+    rank, found = dist.get_rank(), strategy_checks.named_parameters(module)
     wanted = dict(model.named_parameters())
     # A tied weight is one parameter in two places: a shard in only one of them unties it.
     for name in found.keys() - wanted.keys():
@@ -207,7 +208,7 @@ def _whole_parameters(module, model) -> dict[str, torch.Tensor]:
     """On a rank: the full parameters, joined from the rows of all ranks."""
     raise_on_all_ranks(_judge_shards, module, model, False)
     shards = {name: models.local_shard(parameter).detach()
-              for name, parameter in common.named_parameters(module).items()}
+              for name, parameter in strategy_checks.named_parameters(module).items()}
     by_rank = [None] * dist.get_world_size()
     # Objects, not tensors: ranks may hold different numbers of rows, and some hold none.
     dist.all_gather_object(by_rank, shards)
@@ -219,8 +220,8 @@ def _judge_memory(report, unsharded, want):
     root. unsharded: the same model in bf16 without sharding, for its activations."""
     # After forward the root is gathered, and no block, nor half of one.
     room = BYTES["all_gather"] * (want.root + 0.25 * want.block)
-    held = {"parameters": want.shard, "gradients": 0, "optimizer_state": common.optimizer_bytes(
-        dist.get_world_size(), dist.get_rank())}
+    state = strategy_checks.optimizer_bytes(dist.get_world_size(), dist.get_rank())
+    held = {"parameters": want.shard, "gradients": 0, "optimizer_state": state}
     usual = unsharded.phases["forward"]
     forward = held | {"buffers": room, "rest": usual.activations + usual.other + room}
     built = held | {"optimizer_state": 0, "rest": SMALL}

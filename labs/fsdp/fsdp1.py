@@ -12,7 +12,7 @@ from torch import nn
 from labs.checks.comparison import compare, model_of
 from labs.checks.gpu_notes import rounds_of
 from labs.checks.verdicts import shows
-from labs.fsdp import common
+from labs.fsdp import strategy_checks
 from labs.fsdp.comparisons import draw_wrappings, few_tokens
 from labs.meters.traffic import Mark, Traffic
 from labs.pictures.picture import Picture
@@ -111,11 +111,11 @@ def _no_pinning_without_gpu():
 def _run_step(options) -> tuple[str, ...]:
     """Returns (all-gathers, reductions, kB gathered, when the next block is gathered, loss) of one
     step."""
-    model, traffic = common.make_model(), Traffic()
+    model, traffic = strategy_checks.make_model(), Traffic()
     for block in models.blocks(model):
-        block.mlp.register_forward_hook(functools.partial(common.mark_gradients, traffic))
+        block.mlp.register_forward_hook(functools.partial(strategy_checks.mark_gradients, traffic))
     module, optimizer = strategies.fsdp1(model, torch.optim.AdamW, options)
-    [step] = common.steps(1)
+    [step] = strategy_checks.steps(1)
     with traffic:
         loss = module(**step.inputs()).loss
         traffic.mark("backward begins")
@@ -136,7 +136,7 @@ def _next_block(traffic) -> str:
     if "all_gather" not in backward:
         return "–"
     ahead = []
-    for number in range(1, common.LAYERS):
+    for number in range(1, strategy_checks.LAYERS):
         # Where block `number` from the end begins to compute its gradients. More gathers than
         # blocks so far means that the next block's has been called already.
         place = [at for at, one in enumerate(backward) if one == "gradients"][number - 1]
@@ -152,7 +152,7 @@ def _gather_state_dict() -> tuple[str, ...]:
         StateDictType,
     )
 
-    module, _ = strategies.fsdp1(common.make_model(), torch.optim.AdamW)
+    module, _ = strategies.fsdp1(strategy_checks.make_model(), torch.optim.AdamW)
     # Offloading to the CPU from the CPU crashes FSDP1 (torch 2.13, signal 11 in state_dict).
     config = FullStateDictConfig(offload_to_cpu=torch.accelerator.is_available(), rank0_only=True)
     with warnings.catch_warnings(), Traffic() as traffic:

@@ -6,10 +6,10 @@ from functools import cache, partial
 
 import torch
 
-from labs.checks.numbers import Mistake, as_number, judge_number, likeliest_cause
+from labs.checks.numbers import Mistake, as_number, judge_number, likeliest_cause, number_or_none
 from labs.checks.on_ranks import on_ranks
 from labs.checks.verdicts import check, shows
-from labs.fsdp import common, scaffold
+from labs.fsdp import scaffold, strategy_checks
 from labs.fsdp.paced_run import SlowedNode
 from labs.fsdp.slowed_node import HOP
 from labs.meters.traffic import CollectiveCall
@@ -33,19 +33,12 @@ def check_gradient_bytes(gradient_bytes: Callable[[list[CollectiveCall]], int]) 
         # One strategy alone fits several mistakes; the answers to all of them decide which is
         # named.
         causes = [] if as_number(got) == want else likeliest_cause(
-            _MISTAKES, list(found.values()), [_answer(gradient_bytes, one)
-                                              for one in found.values()], place)
+            _MISTAKES, list(found.values()), [
+                number_or_none(lambda one=one: gradient_bytes(list(one)))
+                for one in found.values()], place)
         judge_number(got, want, causes, f"gradient_bytes of {name}", "bytes",
                      "Gradients are summed over ranks: which collectives sum?")
     return f"counts the gradients' bytes under {listed(found)}"
-
-
-def _answer(gradient_bytes, calls) -> float | None:
-    """The answer's number, or None where it has none: it is asked only to find out a cause."""
-    try:
-        return as_number(gradient_bytes(list(calls)))
-    except Exception:
-        return None
 
 
 @shows("4.10")
@@ -75,7 +68,7 @@ def _record() -> dict[str, list[CollectiveCall]]:
               "FSDP that reduces in bf16": partial(scaffold.shard_mixed, param_dtype=torch.bfloat16,
                                                    reduce_dtype=torch.bfloat16),
               "HSDP": partial(scaffold.on_replicas, scaffold.shard_blocks, 2)}
-    return {name: [event for event in common.record_events(strategy)
+    return {name: [event for event in strategy_checks.record_events(strategy)
                    if isinstance(event, CollectiveCall)] for name, strategy in chosen.items()}
 
 

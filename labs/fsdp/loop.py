@@ -9,7 +9,7 @@ import torch.distributed as dist
 from labs.checks.on_ranks import largest_difference, on_ranks, raise_on_all_ranks
 from labs.checks.tolerances import TRAINED
 from labs.checks.verdicts import Wrong, check, shows
-from labs.fsdp import common
+from labs.fsdp import strategy_checks
 from labs.pictures.tables import Table
 from labs.training import strategies
 from labs.words import counted
@@ -28,18 +28,18 @@ def check_loop(loop: Callable) -> str:
     to a global norm of MAX_NORM."""
     difference = max(on_ranks(_train, loop, world_sizes=(RANKS,)))
     return (f"every step uses its own gradient, clipped to {MAX_NORM} over all shards: parameters "
-            f"equal the reference's after {STEPS} steps ({common.closeness(difference)})")
+            f"equal the reference's after {STEPS} steps ({strategy_checks.closeness(difference)})")
 
 
 def _build() -> tuple:
-    return strategies.fsdp2(common.make_model(), torch.optim.SGD, **SETTINGS)
+    return strategies.fsdp2(strategy_checks.make_model(), torch.optim.SGD, **SETTINGS)
 
 
 def _train(loop) -> float:
     module, optimizer = _build()
     norms = _record_norms(module, optimizer)
-    loop(module, optimizer, [step.inputs() for step in common.steps(STEPS)])
-    return raise_on_all_ranks(_judge, common.whole_parameters(module), norms)
+    loop(module, optimizer, [step.inputs() for step in strategy_checks.steps(STEPS)])
+    return raise_on_all_ranks(_judge, strategy_checks.whole_parameters(module), norms)
 
 
 def _record_norms(module, optimizer) -> list[float]:
@@ -68,9 +68,9 @@ class _Trained:
 
 def _train_alone(cleared: bool = True) -> _Trained:
     """cleared: whether each step's gradient is its own, or is added to those before it."""
-    model, norms, parameters = common.make_model(), [], []
+    model, norms, parameters = strategy_checks.make_model(), [], []
     optimizer = torch.optim.SGD(model.parameters(), **SETTINGS)
-    for step in common.steps(STEPS):
+    for step in strategy_checks.steps(STEPS):
         if cleared:
             model.zero_grad()
         # The batch of all ranks: under FSDP each rank has a share of it.
@@ -131,6 +131,6 @@ def _try(loop) -> list[tuple[float, float]]:
     module, optimizer = _build()
     norms, apart, want = _record_norms(module, optimizer), [], _train_alone().parameters
     optimizer.register_step_post_hook(lambda *_: apart.append(
-        _apart(common.whole_parameters(module), want[min(len(apart), STEPS - 1)])))
-    loop(module, optimizer, [step.inputs() for step in common.steps(STEPS)])
+        _apart(strategy_checks.whole_parameters(module), want[min(len(apart), STEPS - 1)])))
+    loop(module, optimizer, [step.inputs() for step in strategy_checks.steps(STEPS)])
     return list(zip(norms, apart, strict=True))

@@ -14,7 +14,7 @@ from labs.checks.invariants import judge_recorded
 from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
 from labs.checks.reference import Reference
 from labs.checks.verdicts import Wrong, check, shows
-from labs.fsdp import common, memory_limits, scaffold
+from labs.fsdp import memory_limits, scaffold, strategy_checks
 from labs.fsdp.comparisons import memory_panel
 from labs.fsdp.units import judge_collectives, judge_unit_memory
 from labs.meters.traffic import CollectiveCall
@@ -33,33 +33,34 @@ TOLERANCE = 0.02  # relative, of a loss in bf16 to the reference's in fp32
 def check_mixed(strategy: Callable) -> str:
     """strategy(model, optimizer_class, **settings) -> (module, optimizer): each block a unit,
     parameters gathered and computed with in bf16, gradients reduced and kept in fp32."""
-    on_ranks(_train_and_record, strategy, world_sizes=(2,), timeout=common.TIMEOUT)
+    on_ranks(_train_and_record, strategy, world_sizes=(2,), timeout=strategy_checks.TIMEOUT)
     return ("keeps fp32 shards, gathers 2 bytes and reduces 4 bytes for each parameter, computes "
             f"in bf16, and its losses are the reference's to {TOLERANCE:.0%}")
 
 
 def _train_and_record(strategy):
-    model = common.make_model()
+    model = strategy_checks.make_model()
     computed = _record_types(model)
-    reference = Reference(common.make_model(), common.make_optimizer)
-    module, optimizer = raise_on_all_ranks(common.build, strategy, model)
-    common.judge_built(module, optimizer)
+    reference = Reference(strategy_checks.make_model(), strategy_checks.make_optimizer)
+    module, optimizer = raise_on_all_ranks(strategy_checks.build, strategy, model)
+    strategy_checks.judge_built(module, optimizer)
     losses = []
-    for step in common.steps():
+    for step in strategy_checks.steps():
         loss = module(**step.inputs()).loss
         loss.backward()
-        gradients = {name: p.grad for name, p in common.named_parameters(module).items()}
+        gradients = {name: p.grad for name, p in strategy_checks.named_parameters(module).items()}
         optimizer.step()
         optimizer.zero_grad()
         mean = loss.detach().float().clone()
         dist.all_reduce(mean)
         losses.append((mean.item() / dist.get_world_size(), reference.train(step)))
     raise_on_all_ranks(_judge_types, module, computed, gradients)
-    want, events = common.one_unit_per_block(dist.get_world_size()), common.record_events(strategy)
+    want = strategy_checks.one_unit_per_block(dist.get_world_size())
+    events = strategy_checks.record_events(strategy)
     raise_on_all_ranks(judge_collectives, events, want)
     raise_on_all_ranks(_judge_bytes, [e for e in events if isinstance(e, CollectiveCall)])
-    usual = common.record_memory(strategies.fsdp2)
-    judge_recorded(partial(common.record_memory, strategy), judge_unit_memory, usual, want,
+    usual = strategy_checks.record_memory(strategies.fsdp2)
+    judge_recorded(partial(strategy_checks.record_memory, strategy), judge_unit_memory, usual, want,
                    GATHERED)
     raise_on_all_ranks(_judge_losses, losses)
 
@@ -83,7 +84,7 @@ def _name(dtype) -> str:
 def _judge_types(module, computed, gradients):
     rank = f"rank {dist.get_rank()}"
     # The shards that the optimizer updates stay in fp32: model.bfloat16() gives bf16 ones.
-    for name, parameter in common.named_parameters(module).items():
+    for name, parameter in strategy_checks.named_parameters(module).items():
         if parameter.dtype != torch.float32:
             raise Wrong(f"{rank} keeps {name!r} in {_name(parameter.dtype)}: small updates are "
                         "rounded away", "Leave the model in fp32; the policy casts what is "
@@ -107,7 +108,7 @@ def _judge_bytes(calls):
     hints = {"all_gather": "param_dtype=torch.bfloat16", "reduce_scatter":
              "reduce_dtype=torch.float32: by default gradients are reduced in the type that was "
              "computed in, and sums of many ranks lose digits."}
-    for kind, each in (("all_gather", GATHERED), ("reduce_scatter", common.BYTES)):
+    for kind, each in (("all_gather", GATHERED), ("reduce_scatter", strategy_checks.BYTES)):
         for call in calls:
             if call.kind == kind and call.bytes != each * call.elements:
                 raise Wrong(f"{rank}: {kind} carries {call.bytes // call.elements} bytes for each "

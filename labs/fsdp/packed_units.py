@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch.distributed as dist
 
 from labs.checks.verdicts import Wrong
-from labs.fsdp import common
-from labs.fsdp.common import Units
+from labs.fsdp import strategy_checks
+from labs.fsdp.strategy_checks import Units
 from labs.fsdp.units import judge_gathered_alone, require_kinds
 from labs.meters.traffic import CollectiveCall, Mark
 from labs.training import models
@@ -21,8 +21,8 @@ def judge_packed_units(events: list[CollectiveCall | Mark], want: Units) -> None
     """Raises Wrong where a step's collectives are not one for each unit, of the right type, or
     where the next block's all-gather is not in flight in backward.
 
-    events: of common.record_events(..., overlap=True). want: sizes under FSDP2, which pads each
-    parameter; other padding is accepted.
+    events: of strategy_checks.record_events(..., overlap=True). want: sizes under FSDP2, which pads
+    each parameter; other padding is accepted.
     """
     sizes = dict(zip(("block", "root"), _unpadded(), strict=True))
     calls = [_as_reduce_scatter(event) for event in events]
@@ -40,7 +40,7 @@ def judge_packed_units(events: list[CollectiveCall | Mark], want: Units) -> None
 
 def _unpadded() -> tuple[int, int]:
     """Elements of a block and of the root, without padding."""
-    model = common.make_model()
+    model = strategy_checks.make_model()
     blocks = models.blocks(model)
     in_blocks = models.count_trainable(blocks)
     return in_blocks // len(blocks), models.count_trainable(model) - in_blocks
@@ -77,7 +77,7 @@ def _judge_bytes(call):
 
 
 def _judge_counts(counts, want):
-    rank, blocks = f"rank {dist.get_rank()}", common.LAYERS
+    rank, blocks = f"rank {dist.get_rank()}", strategy_checks.LAYERS
     for kind in ("all_gather", "reduce_scatter"):
         total = sum(n for (one, _), n in counts.items() if one == kind)
         whole = counts[kind, want.block] + counts[kind, want.root]
@@ -117,7 +117,7 @@ def _judge_prefetch(events, want):
             waited += event.call.elements == want.block
         elif isinstance(event, Mark) and event.what == "gradients":
             computed += 1
-            last = computed == common.LAYERS
+            last = computed == strategy_checks.LAYERS
             # The gather that is called before these gradients are computed can hide behind them.
             if len(gathers) < computed + (not last):
                 raise Wrong(f"{rank}: in backward, when block number {computed} from the end "

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
 from labs.checks.verdicts import Wrong, check, shows
-from labs.fsdp import common, scaffold
+from labs.fsdp import scaffold, strategy_checks
 from labs.pictures.tables import Table
 from labs.training import models
 from labs.words import named_ranks
@@ -73,7 +73,7 @@ def _step(step, dtype, share, poisoned=False) -> _Found:
     optimizer.register_step_pre_hook(lambda *_: setattr(found, "gradients", [
         p.grad.to_local().clone() for p in parameters]))
     before = [p.to_local().detach().clone() for p in parameters]
-    [batch] = common.batches(1, scaffold.MICRO_BATCH // scaffold.CONTEXT, scaffold.CONTEXT,
+    [batch] = strategy_checks.batches(1, scaffold.MICRO_BATCH // scaffold.CONTEXT, scaffold.CONTEXT,
                               seed=dist.get_rank())
     step(module, optimizer, batch, share)
     dist.all_reduce(infinite)

@@ -9,6 +9,7 @@ from labs.checks.numbers import (
     as_number,
     common_cause,
     judge_number,
+    number_or_none,
     require_number,
     require_numbers,
     require_signature,
@@ -59,22 +60,14 @@ def _judge(function, cases, right, mistakes, hint) -> None:
 def _judge_one(function, cases: Sequence[tuple], place: int, right, mistakes, what, unit, hint):
     """Judges the answer to one case. Of a wrong one, the mistake is named that explains all."""
     got, want = function(*cases[place]), right(*cases[place])
-    causes = [] if as_number(got) == want else common_cause(
-        mistakes, cases, [_answer(function, case) for case in cases], place)
+    answers = [number_or_none(lambda case=case: function(*case)) for case in cases]
+    causes = [] if as_number(got) == want else common_cause(mistakes, cases, answers, place)
     judge_number(got, want, causes, what, unit, hint)
 
 
 def _call(function, case) -> str:
     values = (str(one) if isinstance(one, tuple) else f"{one:g}" for one in case)
     return f"{getattr(function, '__name__', 'it')}({', '.join(values)})"
-
-
-def _answer(function, case) -> float | None:
-    """The answer's number, or None where it has none: it is asked only to find out a cause."""
-    try:
-        return as_number(function(*case))
-    except Exception:
-        return None
 
 
 def _right_efficiency(few, many) -> float:

@@ -7,8 +7,8 @@ import torch.distributed as dist
 
 from labs.checks.invariants import STATES, judge_memory
 from labs.checks.verdicts import Wrong
-from labs.fsdp import common
-from labs.fsdp.common import BYTES, Units
+from labs.fsdp import strategy_checks
+from labs.fsdp.strategy_checks import BYTES, Units
 from labs.meters.memory import Report
 from labs.meters.traffic import CollectiveCall, Mark
 from labs.words import counted, plural
@@ -33,7 +33,7 @@ def judge_collectives(events: list[CollectiveCall | Mark], want: Units,
     require_kinds(calls)
     rank = f"rank {dist.get_rank()}"
     # One reduce-scatter per unit, of its size: shows the units, whatever their classes are.
-    blocks = common.LAYERS
+    blocks = strategy_checks.LAYERS
     reduced = sorted(c.elements for c in calls if c.kind == "reduce_scatter")
     if reduced != sorted([want.block] * blocks + [want.root]):
         sizes = " of other sizes" * (len(reduced) == blocks + 1)
@@ -76,7 +76,7 @@ def _units_hint(reduced, blocks) -> str:
 
 
 def _judge_all_gathers(gathered, want, rank):
-    blocks = common.LAYERS
+    blocks = strategy_checks.LAYERS
     # A block is gathered for forward and again for backward: once means it was kept (ZeRO-2).
     if gathered[want.block] < 2 * blocks:
         raise Wrong(f"{rank}: the parameters of {blocks} blocks are gathered "
@@ -111,7 +111,7 @@ def judge_gathered_alone(events: list[CollectiveCall | Mark], want: Units, rank:
 def judge_unit_memory(report: Report, usual: Report, want: Units, element: int = BYTES) -> None:
     """Raises Wrong where a rank holds more than its shards after a phase. usual: what torch's own
     does, in fp32, with the same units. element: bytes of a gathered number."""
-    state = common.optimizer_bytes(dist.get_world_size(), dist.get_rank())
+    state = strategy_checks.optimizer_bytes(dist.get_world_size(), dist.get_rank())
     # After every phase a rank holds its shard of each category, and gradients only while they wait
     # for the step. A strategy that trains right and shards nothing fails here.
     held = {"parameters": want.shard, "optimizer_state": state, "gradients": 0}

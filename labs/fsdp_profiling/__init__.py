@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
     from labs.fsdp_profiling.injected_faults import watch_activations
     from labs.fsdp_profiling.no_prefetch import check_no_prefetch, show_prefetch
-    from labs.fsdp_profiling.recording import preset
+    from labs.fsdp_profiling.recorded_runs import preset
     from labs.fsdp_profiling.scaffold import (
         CAUSES,
         LIBRARIES,

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from labs.checks.verdicts import Wrong, check, shows
-from labs.fsdp_profiling import recording, synthetic_traces
-from labs.fsdp_profiling.common import as_pair, by_rank, recorded, shortened
-from labs.fsdp_profiling.recording import RecordedRun
+from labs.fsdp_profiling import recorded_runs, synthetic_traces
+from labs.fsdp_profiling.recorded_runs import RecordedRun
+from labs.fsdp_profiling.shared_recording import as_pair, by_rank, recorded, shortened
 from labs.meters import trace_units
 from labs.pictures.tables import Table
 
@@ -91,7 +91,7 @@ def _explain_unit(unit, owner, trace, gather, what, hint):
 @shows("5.3")
 def show_all_gathers(run: RecordedRun, attribute: Callable) -> Table:
     """Returns a table of rank 0's all-gathers, as `attribute` explains them, in order of issue."""
-    recording.require_usual({run.config.name: run})
+    recorded_runs.require_usual({run.config.name: run})
     trace = run[0]
     rows = [(number, *attribute(trace, one), f"{1e3 * one.issued:.1f}",
              f"{1e3 * (one.end - one.issued):.1f}", f"{one.bytes / 1e6:.2f}")

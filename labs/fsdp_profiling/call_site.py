@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from labs.checks.verdicts import Wrong, check, shows
-from labs.fsdp_profiling import recording, synthetic_traces
-from labs.fsdp_profiling.common import recorded
+from labs.fsdp_profiling import recorded_runs, synthetic_traces
 from labs.fsdp_profiling.injected_faults import watch_activations
-from labs.fsdp_profiling.recording import RecordedRun
+from labs.fsdp_profiling.recorded_runs import RecordedRun
 from labs.fsdp_profiling.scaffold import LIBRARIES, non_fsdp_collectives
+from labs.fsdp_profiling.shared_recording import recorded
 from labs.meters.trace import Collective, Trace, subtract, total_seconds, union
 from labs.pictures.tables import Table
 from labs.workers.slow_link import link_bytes
@@ -65,7 +65,7 @@ def _compare(got, stack, want, what):
 @shows("5.4")
 def show_non_fsdp_collectives(run: RecordedRun, call_site: Callable) -> Table:
     """Returns a table of rank 0's collectives that serve no unit of FSDP, with their callers."""
-    recording.require_usual({run.config.name: run})
+    recorded_runs.require_usual({run.config.name: run})
     trace, rows, rate = run[0], [], bytes_per_second(run)
     for one in non_fsdp_collectives(trace):
         alone = link_bytes(one.kind, one.bytes, len(run)) / rate

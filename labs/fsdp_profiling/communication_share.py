@@ -6,9 +6,9 @@ from dataclasses import replace
 from labs.checks.guesses import guessed
 from labs.checks.numbers import Cause, judge_number
 from labs.checks.verdicts import Wrong, check, shows
-from labs.fsdp_profiling import recording, synthetic_traces
-from labs.fsdp_profiling.common import by_rank, recorded, shortened
-from labs.fsdp_profiling.recording import RecordedRun
+from labs.fsdp_profiling import recorded_runs, synthetic_traces
+from labs.fsdp_profiling.recorded_runs import RecordedRun
+from labs.fsdp_profiling.shared_recording import by_rank, recorded, shortened
 from labs.meters.trace import Trace, total_seconds, union
 from labs.pictures.bars import Bar, bars
 from labs.pictures.picture import Picture
@@ -107,7 +107,7 @@ def _in_order_of_issue(spans) -> float:
 @shows("5.1")
 def show_shares(run: RecordedRun, communication_share: Callable) -> Picture:
     """Draws the share of the step in each kind of collective, by rank, and the guess."""
-    recording.require_usual({run.config.name: run})
+    recorded_runs.require_usual({run.config.name: run})
     rows = []
     for trace in run:
         shares = communication_share(trace)

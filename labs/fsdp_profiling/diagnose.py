@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from labs.checks.numbers import as_number
 from labs.checks.verdicts import Verdict, Wrong, check, shows
-from labs.fsdp_profiling import recording
-from labs.fsdp_profiling.common import as_pair, recorded, shortened
-from labs.fsdp_profiling.recording import RecordedRun, TooNoisy
+from labs.fsdp_profiling import recorded_runs
+from labs.fsdp_profiling.recorded_runs import RecordedRun, TooNoisy
 from labs.fsdp_profiling.scaffold import CAUSES, SlowRuns, config_with
+from labs.fsdp_profiling.shared_recording import as_pair, recorded, shortened
 from labs.meters import trace_units
 from labs.meters.trace import Trace
 from labs.meters.trace_events import kernel_name
@@ -29,7 +29,7 @@ def check_diagnose(diagnose):
         healthy, runs = record_causes()
     except TooNoisy as error:
         return Verdict("5.8", None, "cannot be judged now: this machine does too much else. Of a "
-                       f"run that was recorded {recording.ROUNDS} times: {error}",
+                       f"run that was recorded {recorded_runs.ROUNDS} times: {error}",
                        "Run the cell again when it has less to do.")
     # The healthy run first: a rule that takes it for another is wrong, whatever else it finds.
     for cause, run, how in sorted(runs, key=lambda row: row[0] != "nothing"):
@@ -64,16 +64,16 @@ def record_causes() -> tuple[RecordedRun, list[tuple[str, RecordedRun, str]]]:
 
 @functools.cache
 def _record_causes(gpus) -> tuple:
-    sizes = recording.preset(layers=3, batch=3)
+    sizes = recorded_runs.preset(layers=3, batch=3)
     wanted = [(cause, 0) for cause in CAUSES] + [("slow rank", sizes.ranks - 1)]
     # The files are numbered: in a fixed order their names would tell the cause.
     random.shuffle(wanted)
     configs = [config_with(cause, sizes, f"check {number}", rank)
             for number, (cause, rank) in enumerate([("nothing", 0), *wanted])]
-    healthy, *runs = recording.record_clearly(configs)
+    healthy, *runs = recorded_runs.record_clearly(configs)
     for run in (healthy, *runs):
-        if recording.contradiction(run):
-            raise TooNoisy(recording.contradiction(run))
+        if recorded_runs.contradiction(run):
+            raise TooNoisy(recorded_runs.contradiction(run))
     named = [(cause, run, "") for (cause, _), run in zip(wanted, runs, strict=True)]
     return healthy, named + [(cause, with_timing_noise(run), ", with timing noise,")
                              for cause, run, _ in named
@@ -84,9 +84,10 @@ def with_timing_noise(run: RecordedRun) -> RecordedRun:
     """Returns a copy with as much noise as does not yet contradict the fault: how long the ranks
     compute and the data loaders take is a tenth away from the margins."""
     fault = run.config.fault
-    ratio = 1.1 * recording.SLOW_RATIO if fault == "rank" else 0.9 * recording.HEALTHY_RATIO
-    loading = 1.1 * recording.LONG_LOADING if fault == "data" else 0.9 * recording.SHORT_LOADING
-    busy, slow = recording.compute_seconds(run), run.config.slow_rank
+    ratio = 1.1 * recorded_runs.SLOW_RATIO if fault == "rank" else 0.9 * recorded_runs.HEALTHY_RATIO
+    loading = (1.1 * recorded_runs.LONG_LOADING if fault == "data"
+               else 0.9 * recorded_runs.SHORT_LOADING)
+    busy, slow = recorded_runs.compute_seconds(run), run.config.slow_rank
     # Not longer than recorded: the slow rank's computing is shortened, never invented.
     longest = min(busy[slow], ratio * min(busy[:slow] + busy[slow + 1:]))
     return RecordedRun(
@@ -199,7 +200,7 @@ _IS_EVIDENCE = {
 @shows("Six slow runs")
 def explore_slow_runs(slow_runs: SlowRuns) -> widgets.Controls:
     """Draws the slow run chosen from a menu; without a live kernel, the first one."""
-    recording.require_usual({f"run {letter}": run for letter, run in slow_runs.runs.items()})
+    recorded_runs.require_usual({f"run {letter}": run for letter, run in slow_runs.runs.items()})
 
     def picture(run):
         return timelines.by_rank({f"run {run}": list(slow_runs.runs[run])})
@@ -230,5 +231,5 @@ def _described(evidence) -> str:
 def show_waiting(slow_runs: SlowRuns) -> Picture:
     """Draws all ranks of the run with the slow rank."""
     [letter] = [letter for letter, cause in slow_runs.answers.items() if cause == "slow rank"]
-    recording.require_usual({f"run {letter}": slow_runs.runs[letter]})
+    recorded_runs.require_usual({f"run {letter}": slow_runs.runs[letter]})
     return timelines.by_rank({f"run {letter}": list(slow_runs.runs[letter])})

@@ -8,8 +8,8 @@ from unittest import mock
 from labs.checks.numbers import Cause, judge_number
 from labs.checks.verdicts import Wrong, check, shows
 from labs.fsdp_profiling import synthetic_files
-from labs.fsdp_profiling.common import recorded
-from labs.fsdp_profiling.recording import RecordedRun
+from labs.fsdp_profiling.recorded_runs import RecordedRun
+from labs.fsdp_profiling.shared_recording import recorded
 from labs.meters import trace_events, trace_file
 from labs.meters.trace import Span, clip, subtract, total_seconds, union
 from labs.pictures.tables import Table

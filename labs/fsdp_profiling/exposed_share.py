@@ -2,9 +2,9 @@
 
 from labs.checks.numbers import Cause, judge_number
 from labs.checks.verdicts import check, shows
-from labs.fsdp_profiling import recording
+from labs.fsdp_profiling import recorded_runs
 from labs.fsdp_profiling.communication_share import FSDP_KINDS, HINTS, traces
-from labs.fsdp_profiling.recording import RecordedRun
+from labs.fsdp_profiling.recorded_runs import RecordedRun
 from labs.meters.trace import KINDS, total_seconds
 from labs.pictures.tables import Table
 
@@ -57,7 +57,7 @@ def _causes(trace) -> list[Cause]:
 @shows("5.2")
 def show_seconds(run: RecordedRun) -> Table:
     """Returns a table of milliseconds by rank and kind: total, exposed, overlapped."""
-    recording.require_usual({run.config.name: run})
+    recorded_runs.require_usual({run.config.name: run})
     rows = []
     for trace in run:
         for kind in [kind for kind in KINDS if trace.of(kind)]:

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from labs.checks.verdicts import Wrong, check
 from labs.fsdp_profiling import synthetic_traces
-from labs.fsdp_profiling.common import by_rank, recorded, shortened
 from labs.fsdp_profiling.injected_faults import without_prefetch
+from labs.fsdp_profiling.shared_recording import by_rank, recorded, shortened
 from labs.meters import trace_units
 
 

@@ -9,9 +9,9 @@ from labs.checks.gpu_notes import below, speeds
 from labs.checks.guesses import guessed
 from labs.checks.numbers import require_signature
 from labs.checks.verdicts import Wrong, check, shows
-from labs.fsdp_profiling import recording
+from labs.fsdp_profiling import recorded_runs
 from labs.fsdp_profiling.no_prefetch import SLIPS, of, record_with, require_gathered_once
-from labs.fsdp_profiling.recording import RunConfig, configured_fsdp2
+from labs.fsdp_profiling.recorded_runs import RunConfig, configured_fsdp2
 from labs.meters import trace_units
 from labs.pictures import palette
 from labs.pictures.bars import Bar, bars
@@ -91,10 +91,10 @@ def show_ahead(preset: Preset, forward_prefetch: Callable,
                ahead: tuple[int, ...] = (0, 1, 2)) -> Table:
     """Returns a table of recorded steps by how many units forward prefetches ahead: how long the
     ranks wait in forward, and how much memory the gathered blocks take."""
-    runs = recording.record_runs([
+    runs = recorded_runs.record_runs([
         RunConfig(preset, f"{number} ahead",
                   configure=partial(with_ahead, forward_prefetch, number))
-        for number in ahead], recording.RECORDINGS, measure=trace_units.exposed_in_forward)
+        for number in ahead], recorded_runs.RECORDINGS, measure=trace_units.exposed_in_forward)
     return ahead_table(ahead, [1e3 * fmean(map(trace_units.exposed_in_forward, run))
                                for run in runs],
                        [trace_units.most_gathered(run[0], "forward") for run in runs],
@@ -138,7 +138,7 @@ def show_throughput(preset: Preset, configures: dict[str, Callable | None],
                   for name, configure in configures.items()}
     default = next(iter(strategies))
     found = compare(strategies, preset, measure_memory=False, rounds=rounds,
-                    link=(recording.BYTES, recording.LATENCY), quiet=True)
+                    link=(recorded_runs.BYTES, recorded_runs.LATENCY), quiet=True)
     usual = found.tokens_per_second(default)
     rows = [Bar(name, found.tokens_per_second(name), colour=palette.PLAIN,
                 guessed=_guessed_rate(usual, number)) for number, name in enumerate(strategies)]

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from labs.checks.verdicts import Wrong, check, shows
-from labs.fsdp_profiling import recording
-from labs.fsdp_profiling.recording import RecordedRun
+from labs.fsdp_profiling import recorded_runs
+from labs.fsdp_profiling.recorded_runs import RecordedRun
 from labs.meters import trace_units
 from labs.meters.trace import Trace
 from labs.pictures import timelines
@@ -46,12 +46,12 @@ def check_no_prefetch(no_prefetch):
 def record_with(*configures: Callable) -> list[list[Trace]]:
     """Records small models, of LAYERS blocks, whose units a function has been applied to; returns
     the traces by function."""
-    sizes = [recording.preset(layers=layers, hidden=64, heads=2, context=32, batch=2)
+    sizes = [recorded_runs.preset(layers=layers, hidden=64, heads=2, context=32, batch=2)
              for layers in LAYERS]
-    configs = [recording.RunConfig(one, f"for a check of prefetch {number} {one.layers}",
+    configs = [recorded_runs.RunConfig(one, f"for a check of prefetch {number} {one.layers}",
                                    configure=configure)
                for number, configure in enumerate(configures) for one in sizes]
-    runs = iter(recording.record_runs(configs, share=None))  # only the calls' order is judged
+    runs = iter(recorded_runs.record_runs(configs, share=None))  # only the calls' order is judged
     return [[trace for _ in sizes for trace in next(runs)] for _ in configures]
 
 
@@ -83,5 +83,5 @@ def require_gathered_once(trace: Trace) -> None:
 @shows("Prefetch")
 def show_prefetch(*runs: RecordedRun) -> Picture:
     """Draws rank 0's step of each recording, one below the other."""
-    recording.require_usual({one.config.name: one for one in runs})
+    recorded_runs.require_usual({one.config.name: one for one in runs})
     return timelines.by_rank({one.config.name: [one[0]] for one in runs})

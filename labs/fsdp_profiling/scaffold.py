@@ -5,9 +5,9 @@ import random
 from dataclasses import dataclass
 
 from labs.checks.verdicts import shows
-from labs.fsdp_profiling import recording
+from labs.fsdp_profiling import recorded_runs
 from labs.fsdp_profiling.injected_faults import prefetch_forward, without_prefetch
-from labs.fsdp_profiling.recording import RecordedRun, RunConfig
+from labs.fsdp_profiling.recorded_runs import RecordedRun, RunConfig
 from labs.meters import trace_units
 from labs.meters.trace import Collective, Trace
 from labs.pictures import timelines
@@ -52,10 +52,10 @@ class SlowRuns:
 @shows("Recorded steps")
 def record_fsdp(preset: Preset, name: str = "healthy", **changes) -> RecordedRun:
     """Trains FSDP2 and returns one recorded step of every rank. name: of the files; changes: fields
-    of `recording.RunConfig`."""
+    of `recorded_runs.RunConfig`."""
     config = RunConfig(preset, name, **changes)
-    recordings = 1 if config.stacks else recording.RECORDINGS  # with stacks files are large
-    return recording.record_clearly([config], recording.FEW_ROUNDS, recordings)[0]
+    recordings = 1 if config.stacks else recorded_runs.RECORDINGS  # with stacks files are large
+    return recorded_runs.record_clearly([config], recorded_runs.FEW_ROUNDS, recordings)[0]
 
 
 def slow_runs(seed: int = 0) -> SlowRuns:
@@ -64,12 +64,13 @@ def slow_runs(seed: int = 0) -> SlowRuns:
     generator = random.Random(seed)
     causes = list(CAUSES)[1:]
     generator.shuffle(causes)
-    sizes, letters = recording.preset(), "ABCDEFGH"[:len(causes)]
-    healthy, *runs = recording.record_clearly(
+    sizes, letters = recorded_runs.preset(), "ABCDEFGH"[:len(causes)]
+    healthy, *runs = recorded_runs.record_clearly(
         [config_with("nothing", sizes, "healthy run"),
          *(config_with(cause, sizes, f"run {letter}", generator.randrange(sizes.ranks))
            for letter, cause in zip(letters, causes, strict=True))],
-        recording.FEW_ROUNDS, recording.FEW_RECORDINGS, recording.SLOW_BYTES, beside_first=True)
+        recorded_runs.FEW_ROUNDS, recorded_runs.FEW_RECORDINGS, recorded_runs.SLOW_BYTES,
+        beside_first=True)
     return SlowRuns(healthy, dict(zip(letters, runs, strict=True)),
                     dict(zip(letters, causes, strict=True)))
 
@@ -84,7 +85,7 @@ def config_with(cause: str, preset: Preset, name: str, slow_rank: int = 0) -> Ru
 def show_timeline(run: RecordedRun) -> Picture:
     """Draws every rank's step: what it computes, unit by unit, and which collectives are in
     flight."""
-    recording.require_usual({run.config.name: run})
+    recorded_runs.require_usual({run.config.name: run})
     return timelines.by_rank({run.config.name: list(run)})
 
 

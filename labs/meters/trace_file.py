@@ -24,6 +24,7 @@ from labs.meters.trace import Trace
 from labs.meters.trace_events import TraceBuilder
 from labs.workers import cuda, devices, slow_link
 
+WORKBOOK = Path(__file__).resolve().parents[2]
 PIECE = 1 << 20  # characters that are read at once
 _HEADER, _LONGEST = 1 << 22, 1 << 24  # characters before the events, and of one event, at most
 _EVENTS, _SEPARATORS = re.compile(r'"traceEvents"\s*:\s*\['), re.compile(r"[\s,]*")
@@ -52,6 +53,14 @@ class RecordedStep:
             if path:
                 _keep(file, Path(path))
             return replace(trace, path=str(path or ""))
+
+
+def experiments_folder() -> Path:
+    """Where notebooks keep traces and records: `experiments` of the workbook, or, where the
+    notebook lies outside of it, beside the notebook: then several students may use one copy of the
+    workbook, and none may write to it."""
+    here = Path.cwd()
+    return (WORKBOOK if here.is_relative_to(WORKBOOK) else here) / "experiments"
 
 
 def fastest(recorded: Sequence[RecordedStep]) -> int:

@@ -20,7 +20,7 @@ from labs.predictions.pipelines.schedules import one_f_one_b
 STEPS = 5
 LIMITS = (0.05, 1e6)  # the norm is clipped, and left alone
 SGD = {"lr": 0.3, "momentum": 0.9}
-_MOST = 32  # numbers that may be sent beside the tied gradient: a norm
+_MAX_NUMBERS = 32  # numbers that may be sent beside the tied gradient: a norm
 
 
 @check("7.20")
@@ -108,7 +108,7 @@ def _judge_step(norm, own, traffic, reference, stages, limit, number, group):
 def _judge_traffic(traffic, own, where):
     # One number for the norm, and on two ranks the tied gradient once: gathering gradients would
     # send the whole model.
-    most = _MOST + (0 if own.tied is None else own.tied.numel())
+    most = _MAX_NUMBERS + (0 if own.tied is None else own.tied.numel())
     sent = numbers_sent(traffic.calls)
     if sent > most:
         needed = "one number" if own.tied is None else "the tied gradient once, and one number"

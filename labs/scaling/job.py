@@ -28,6 +28,7 @@ from labs.scaling.ragged import answer_samples
 from labs.scaling.train import metrics_table
 from labs.words import counted
 from labs.workers.launcher import launch
+from labs.workers.programs import FAILING_RANK
 from labs.workers.progress import status
 
 SAMPLES, EPOCHS = 24, 2
@@ -62,7 +63,7 @@ def check_job(script: str = "job.py"):
             _judge(runs[-1][0], what, numbers)
     _judge_seeds(*runs)
     with status("2 ranks, of which one fails"):
-        script_runs.judge_failure(_run(script, ON_2, 2, script_runs.FAILING_RANK))
+        script_runs.judge_failure(_run(script, ON_2, 2, FAILING_RANK))
     return ("a rank of 2 holds half of the parameters, and so does one of 2 × 2; each sample is "
             "drawn once an epoch; losses, norms and clipped gradients are the reference's in every "
             "step; when a rank fails, the job fails")

@@ -21,13 +21,12 @@ from labs.checks import comparison
 from labs.checks.numbers import require_named, require_positive
 from labs.checks.verdicts import shows
 from labs.faults.slow_rank import Loading, SlowRank
-from labs.fsdp_profiling.recording import traces_folder
 from labs.meters import throughput
 from labs.meters.lost_time import PARTS, lost_seconds, parts_of_step
 from labs.meters.metrics import Metric
 from labs.meters.trace import Trace
 from labs.meters.trace_clock import on_one_axis, without_loading
-from labs.meters.trace_file import RecordedStep, fastest, record_step
+from labs.meters.trace_file import RecordedStep, experiments_folder, fastest, record_step
 from labs.meters.typical_step import is_typical, of_slowest_rank, require_typical, usual_seconds
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
@@ -42,7 +41,8 @@ from labs.workers.progress import status
 from labs.workers.slow_link import Link, slow_link
 
 STEPS, RECORDINGS, WARM_UP = 2, 2, 2  # steps of a recording; recordings, of which the fastest stays
-ROUNDS, ENOUGH = 3, 25  # of all runs, until each shows its fault; none begins after so many seconds
+# of all runs, until each shows its fault; none begins after so many seconds
+ROUNDS, TIME_BUDGET = 3, 25
 BYTES = 0.3  # of a step alone: how long the bytes of all gradients take on the healthy link
 SLOWER_LINK = 10  # times as long on the slow one
 LOADING = 3.0  # steps alone that the slow loader takes
@@ -109,8 +109,8 @@ def record_lost_time(preset: Preset | None = None, names: tuple[str, ...] = tupl
     began = time.monotonic()
     for turn in range(1, ROUNDS + 1):
         with status(f"recording {counted(len(names) + 1, 'run')}, turn {turn} of at most {ROUNDS}"):
-            recorded.append(record_once(chosen, names, traces_folder().parent / "scaling"))
-        if not recorded[-1].unclear() or time.monotonic() - began > ENOUGH:
+            recorded.append(record_once(chosen, names, experiments_folder() / "scaling"))
+        if not recorded[-1].unclear() or time.monotonic() - began > TIME_BUDGET:
             break
     return min(recorded, key=lambda found: len(found.unclear()))
 

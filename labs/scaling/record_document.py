@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from labs.checks.verdicts import COLOURS, SIGNS, Verdict, card, shows
-from labs.fsdp_profiling.recording import WORKBOOK, traces_folder
+from labs.meters.trace_file import WORKBOOK, experiments_folder
 from labs.pictures.in_scripts import print_in_script
 from labs.pictures.tables import Table
 from labs.scaling import record_page, record_session
@@ -76,7 +76,7 @@ def document(into: str | os.PathLike | None = None) -> Record:
     into: the folder for it; None means `experiments` of the workbook, or, where the notebook lies
     outside of it, beside the notebook.
     """
-    base = Path(into).expanduser() if into is not None else traces_folder().parent
+    base = Path(into).expanduser() if into is not None else experiments_folder()
     session, now = Session.now(), datetime.now()
     try:
         with status("writing the record"), _finished_folder(base) as (folder, keep_as):

@@ -8,8 +8,7 @@ from labs.checks.job_end import judge_failed_job, judge_left
 from labs.checks.scripts.forked import Run
 from labs.checks.verdicts import Wrong
 from labs.words import listed, named_ranks
-
-FAILING_RANK = 1
+from labs.workers.programs import FAILING_RANK
 
 
 def judge_end(run: Run, when: str) -> None:

@@ -20,6 +20,7 @@ from labs.scaling.train_updates import far, losses, mean_loss
 from labs.training import data
 from labs.words import counted, format_distinct
 from labs.workers import devices
+from labs.workers.programs import FAILING_RANK
 from labs.workers.progress import status
 
 EPOCHS, BATCH, HIDDEN = 2, 3, 16  # the batch is not train.py's own default
@@ -89,7 +90,7 @@ def check_train(script: str = "train.py"):
             _judge(runs[case], case)
     _judge_seeds(runs)
     with status("2 ranks, of which one fails"):
-        script_runs.judge_failure(ON_2.run(script, script_runs.FAILING_RANK))
+        script_runs.judge_failure(ON_2.run(script, FAILING_RANK))
     return ("on 2 and 3 ranks each sample is drawn once an epoch, in another order each time; "
             "losses, learning rates and parameters are the reference's, with DDP and with FSDP; "
             "when a rank fails, the job fails")

@@ -10,15 +10,16 @@ from labs.checks.verdicts import Wrong, check, shows
 from labs.pictures import collectives
 from labs.pictures.collectives import State
 from labs.pictures.picture import Picture
-from labs.start_here import recording
-from labs.start_here.recording import RETURNS_NONE, first_number, try_on_ranks
+from labs.start_here import recorded_collectives
+from labs.start_here.recorded_collectives import RETURNS_NONE, first_number, try_on_ranks
 from labs.start_here.return_values import KEEP_TYPE, require_tensor, require_world_size
+from labs.workers import devices
 
 
 @check("0.2", hints=RETURNS_NONE | {"dtype": KEEP_TYPE})
 def check_all_reduce(all_reduce_in_two: Callable):
     """The sum on every rank, by one reduce-scatter and one all-gather of the shards."""
-    for tried in try_on_ranks(all_reduce_in_two, recording.tensors_to_sum):
+    for tried in try_on_ranks(all_reduce_in_two, recorded_collectives.tensors_to_sum):
         ranks, total = len(tried), sum(one.own for one in tried)
         # Two collectives, the right ones: catches all_reduce itself, and gather-then-sum.
         for rank, one in enumerate(tried):
@@ -74,7 +75,7 @@ def _require_sum(rank, ranks, tried, total):
     pairs = list(zip(result.chunk(ranks), total.chunk(ranks), strict=True))
     piece = next(i for i, pair in enumerate(pairs) if not torch.allclose(*pair))
     held, wanted = map(first_number, pairs[piece])
-    early = f"{recording.NOT_WAITED} Otherwise: " if tried.is_async else ""
+    early = f"{recorded_collectives.NOT_WAITED} Otherwise: " if tried.is_async else ""
     raise Wrong(f"{where}, piece {piece}: holds {held}, the sum is {wanted}", f"{early}Piece r is "
                 "summed on rank r; all pieces are gathered in the order of the ranks.",
                 code="wrong_output")
@@ -94,8 +95,9 @@ def _require_shards(rank, ranks, tried):
 def ring_steps(algorithm: Callable, ranks: int = 4) -> Picture:
     """Runs `algorithm(mine)`, made of sends and receives, and draws every step of it."""
     require_world_size(ranks)
-    with recording.where_messages_pass(ranks):
-        recorded = recording.run_answer(recording.record_sends, algorithm, ranks=ranks)
+    with devices.send_recv_device(ranks):
+        recorded = recorded_collectives.run_answer(
+            recorded_collectives.record_sends, algorithm, ranks=ranks)
     # recorded[rank][step] becomes steps[step][rank].
     steps = [list(held) for held in zip(*recorded, strict=True)]
     titles = ["before"] + [f"step {number}: {'copy' if _copied(old, new) else 'add'}"

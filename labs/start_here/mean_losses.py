@@ -5,8 +5,8 @@ from collections.abc import Callable
 from labs.checks.numbers import Cause, judge_number, require_number
 from labs.checks.on_ranks import WORLD_SIZES
 from labs.checks.verdicts import Wrong, check, kind_of
-from labs.start_here import recording
-from labs.start_here.recording import RETURNS_NONE
+from labs.start_here import recorded_collectives
+from labs.start_here.recorded_collectives import RETURNS_NONE
 
 LOSSES = (5, 2, 3, 4)  # batches of each rank in check 0.4; another order follows
 AGREE = "Agree on the number of steps first: a collective can take a minimum."
@@ -18,7 +18,8 @@ def check_mean_losses(mean_losses: Callable):
     for ranks in WORLD_SIZES:
         # The shortest rank comes early, late, or nowhere: catches a rank that decides for all.
         for lengths in (LOSSES[:ranks], LOSSES[:ranks][::-1], (3,) * ranks):
-            tried = recording.run_answer(recording.try_losses, mean_losses, lengths, ranks=ranks)
+            tried = recorded_collectives.run_answer(
+                recorded_collectives.try_losses, mean_losses, lengths, ranks=ranks)
             for rank, (means, _) in enumerate(tried):
                 _require_means(rank, means, [own for _, own in tried])
     return "2, 3 and 4 ranks with unequal batches stop together, with the right means"

@@ -8,8 +8,8 @@ from labs.checks.guesses import guessed
 from labs.checks.verdicts import Wrong, check, shows
 from labs.pictures.bars import numbers_before_and_after
 from labs.pictures.picture import Picture
-from labs.start_here import recording
-from labs.start_here.recording import RETURNS_NONE, first_number, try_on_ranks
+from labs.start_here import recorded_collectives
+from labs.start_here.recorded_collectives import RETURNS_NONE, first_number, try_on_ranks
 from labs.start_here.return_values import require_tensor, require_world_size
 
 TO_ALL = "Every rank must get the result: which collective gives it to all?"
@@ -18,7 +18,7 @@ TO_ALL = "Every rank must get the result: which collective gives it to all?"
 @check("0.1", hints=RETURNS_NONE)
 def check_mean_over_ranks(mean_over_ranks: Callable):
     """Every rank must hold the mean of all ranks' tensors, and still hold its own tensor."""
-    for tried in try_on_ranks(mean_over_ranks, recording.tensors_to_average):
+    for tried in try_on_ranks(mean_over_ranks, recorded_collectives.tensors_to_average):
         ranks, mean = len(tried), sum(one.own for one in tried) / len(tried)
         # Every rank holds the mean, in its own tensor's shape and dtype: catches a sum, a divisor
         # that is right on one world size only, and a reduce to rank 0.
@@ -55,7 +55,7 @@ def _not_the_mean(rank, ranks, tried) -> Wrong:
     # What it held before, divided or not: a collective that had not written yet.
     if tried[rank].is_async and any(torch.allclose(result, own / n) for n in (1, ranks)):
         return Wrong(f"{where}: nothing from the other ranks was there yet when the tensor was "
-                     "used", recording.NOT_WAITED, code="waits_too_late")
+                     "used", recorded_collectives.NOT_WAITED, code="waits_too_late")
     if torch.equal(result, own):
         return Wrong(f"{where} returned its own tensor: nothing from the other ranks is in it"
                      + (f" (rank {right[0]} does hold the mean)" if right else ""), TO_ALL,
@@ -79,5 +79,6 @@ def _not_the_mean(rank, ranks, tried) -> Wrong:
 def before_and_after_mean(mean_over_ranks: Callable, ranks: int) -> Picture:
     """Runs the student's mean on one number per rank and draws each rank's before and after."""
     require_world_size(ranks)
-    pairs = recording.run_answer(recording.try_one_number, mean_over_ranks, ranks=ranks)
+    pairs = recorded_collectives.run_answer(
+        recorded_collectives.try_one_number, mean_over_ranks, ranks=ranks)
     return numbers_before_and_after(*map(list, zip(*pairs, strict=True)), guessed("0.1"))

@@ -8,7 +8,7 @@ from labs.checks.on_ranks import WORLD_SIZES
 from labs.checks.verdicts import check, shows
 from labs.pictures.bars import Bar, bars
 from labs.pictures.picture import Picture
-from labs.start_here import recording
+from labs.start_here import recorded_collectives
 
 RING_SIZES = (96, 96_000)  # bytes, divisible by 4-byte numbers on 2, 3 and 4 ranks
 
@@ -19,7 +19,7 @@ def check_ring_bytes(ring_bytes: Callable):
     require_signature(ring_bytes, ("size", "ranks"))
     for ranks in reversed(WORLD_SIZES):  # on 2 ranks too many formulas agree
         for size in RING_SIZES:
-            counted = max(recording.counted_bytes(ranks, size))
+            counted = max(recorded_collectives.counted_bytes(ranks, size))
             judge_number(ring_bytes(size, ranks), counted, _byte_causes(counted, size, ranks),
                          f"{size:,} bytes on {ranks} ranks", "bytes",
                          "How many steps, and how many bytes leave in each?", source="each sent",
@@ -54,7 +54,8 @@ def ring_traffic(ring_bytes: Callable) -> Picture:
     rows = []
     for ranks in MEASURED:
         formula = require_number(ring_bytes(CHART_SIZE, ranks), "ring_bytes")
-        rows.append(Bar(f"{ranks} ranks", max(recording.counted_bytes(ranks, CHART_SIZE)) / 1e6,
+        counted = max(recorded_collectives.counted_bytes(ranks, CHART_SIZE))
+        rows.append(Bar(f"{ranks} ranks", counted / 1e6,
                         formula / 1e6, guessed("0.3") if ranks == 4 else None))
     return bars(rows, unit="MB", title="sent by each rank to all-reduce 12 MB",
                 limit=(2 * CHART_SIZE / 1e6, "2 S"))

@@ -8,7 +8,7 @@ from labs.checks.verdicts import print_in_script, shows
 from labs.pictures import collectives, outcomes
 from labs.pictures.collectives import State
 from labs.pictures.picture import Picture
-from labs.start_here import recording
+from labs.start_here import recorded_collectives
 from labs.start_here.return_values import require_world_size
 from labs.workers.failures import LaunchError
 
@@ -37,7 +37,7 @@ def diagnose(function: Callable, ranks: int, guess: str | None = None, **options
     guess: the exercise whose guess is the rank that the others wait for.
     """
     try:
-        results = recording.run(function, ranks=ranks, **options)
+        results = recorded_collectives.run(function, ranks=ranks, **options)
     except LaunchError as error:
         return print_in_script(outcomes.draw_failure(error, guess and guessed(guess)))
     return print_in_script(outcomes.draw_success(results))
@@ -45,7 +45,8 @@ def diagnose(function: Callable, ranks: int, guess: str | None = None, **options
 
 def _holdings(collective, ranks, begin="whole", guess=None) -> Picture:
     require_world_size(ranks)
-    recorded = recording.run_answer(recording.record_collectives, collective, begin, ranks=ranks)
+    recorded = recorded_collectives.run_answer(
+        recorded_collectives.record_collectives, collective, begin, ranks=ranks)
     # Those of rank 0: all ranks call the same ones.
     names = recorded[0][0]
     held = [list(moment) for moment in zip(*(moments for _, moments in recorded), strict=True)]

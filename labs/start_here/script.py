@@ -13,6 +13,7 @@ from labs.checks.numbers import Cause, judge_number
 from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.start_here import scripts
 from labs.words import named_ranks
+from labs.workers.programs import FAILING_RANK
 from labs.workers.progress import status
 
 _MEET = ("init_process_group waits until world_size ranks have come: all ranks give the same "
@@ -57,7 +58,7 @@ def check_script(script: str):
         # ever.
         failing = scripts.Running(folder, 2, fails=True)
         with status("2 ranks, of which one fails"), _ended(failing):
-            judge_failed_job(failing.finish(), scripts.FAILING_RANK, "script",
+            judge_failed_job(failing.finish(), FAILING_RANK, "script",
                              "mp.spawn raises where a rank raised: let it. Processes that you "
                              "start and join yourself have an exitcode each.",
                              "the others wait for it", "mp.spawn with join=True ends the others.")

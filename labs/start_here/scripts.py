@@ -17,9 +17,8 @@ from torch.distributed import device_mesh, distributed_c10d
 
 from labs.meters.collective_hooks import CollectiveObserver, IssuedCollective
 from labs.workers import programs
-from labs.workers.programs import note
+from labs.workers.programs import FAILING_RANK, note
 
-FAILING_RANK = 1
 ROOT = str(Path(__file__).resolve().parents[2])
 # Appended, so that nothing in the workbook hides a module that the script would find without it.
 _PROBE = (f"import sys; sys.path.append({ROOT!r}); "

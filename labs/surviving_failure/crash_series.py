@@ -64,7 +64,7 @@ def students(save_checkpoint: Callable, newest_checkpoint: Callable) -> Saver:
     return Saver("save_checkpoint", save_checkpoint, newest)
 
 
-def over_the_last() -> Saver:
+def overwriting() -> Saver:
     """Each rank writes over its last file with torch.save."""
     return Saver("torch.save over the last file", _save_over, _newest_over)
 
@@ -192,7 +192,7 @@ def show_kills(save_checkpoint: Callable, newest_checkpoint: Callable) -> Pictur
     """Kills a job of two ranks while it saves, 30 times with the student's functions and 30 times
     with torch.save over the last file, and draws when, and what was found afterwards."""
     savers = (students(save_checkpoint, newest_checkpoint),
-              over_the_last())
+              overwriting())
     with processes.temporary_folder() as folder, progress_bar(total=len(savers) * SHOWN_KILLS,
                                                               desc="kills", unit="") as bar:
         runs = {saver.name: _all_kills(saver, Path(folder, f"saver_{number}"), bar)

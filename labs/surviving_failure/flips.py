@@ -30,7 +30,7 @@ from labs.workers.progress import status
 
 RANKS, CORRUPT = 4, 2  # the rank in which a bit flips
 BITS = range(32)
-BEFORE, AFTER = 12, 4  # steps of training before and after a flip
+STEPS_BEFORE, STEPS_AFTER = 12, 4  # steps of training before and after a flip
 WARM_UP = 4  # of the steps before, which are not timed
 ELEMENT = 777  # of the weight below
 WEIGHT = "transformer.h.0.mlp.c_fc.weight"
@@ -88,13 +88,13 @@ def _batches(steps, rank) -> list[data.Batch]:
 def _flip_every_bit(find_corrupt) -> Flipped:
     torch.set_num_threads(1)
     model, rank, result = _model(), dist.get_rank(), Flipped()
-    module, batches = DistributedDataParallel(model), _batches(BEFORE + AFTER, rank)
+    module, batches = DistributedDataParallel(model), _batches(STEPS_BEFORE + STEPS_AFTER, rank)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     # The first steps load kernels and set up collectives, which takes seconds on a GPU.
     _train(module, optimizer, batches[:WARM_UP])
     began = time.perf_counter()
-    _train(module, optimizer, batches[WARM_UP:BEFORE])
-    result.step_seconds = (time.perf_counter() - began) / (BEFORE - WARM_UP)
+    _train(module, optimizer, batches[WARM_UP:STEPS_BEFORE])
+    result.step_seconds = (time.perf_counter() - began) / (STEPS_BEFORE - WARM_UP)
     weight = dict(model.named_parameters())[WEIGHT]
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     for bit in (None, *BITS):
@@ -106,7 +106,7 @@ def _flip_every_bit(find_corrupt) -> Flipped:
         value = weight.detach().flatten()[ELEMENT].clone()
         dist.broadcast(value, CORRUPT)
         result.weights[bit] = value.item()
-        result.losses[bit] = _train(module, optimizer, batches[BEFORE:])
+        result.losses[bit] = _train(module, optimizer, batches[STEPS_BEFORE:])
         began = time.perf_counter()
         result.found[bit] = find_corrupt(module, dist.group.WORLD)
         result.seconds = time.perf_counter() - began
@@ -244,7 +244,7 @@ def _laid_out(layout, alone) -> tuple[nn.Module, dist.ProcessGroup]:
     return fully_shard(model, mesh=mesh), mesh["replicate"].get_group()
 
 
-_LEAST, _MOST = 1e-9, 1e3  # of the axis; equal losses stand at the bottom, NaN at the top
+_LOWEST, _HIGHEST = 1e-9, 1e3  # of the axis; equal losses stand at the bottom, NaN at the top
 _FOUND, _MISSED = palette.RUNS[1], palette.RANK_FAILED
 
 
@@ -263,11 +263,11 @@ def show_flips(find_corrupt: Callable) -> Picture:
     named = [bit for bit in BITS if [CORRUPT] in flipped.found[bit].values()]
     shown = [bit for bit, change in changes.items() if not change <= usual]
     figure, ax = canvas(WIDTH, 3.5)
-    ax.axhspan(_LEAST, usual, color=palette.GRID, zorder=0)
+    ax.axhspan(_LOWEST, usual, color=palette.GRID, zorder=0)
     for bit, change in changes.items():
-        height = _MOST if math.isnan(change) else min(max(change, _LEAST), _MOST)
+        height = _HIGHEST if math.isnan(change) else min(max(change, _LOWEST), _HIGHEST)
         colour = _FOUND if bit in named else _MISSED
-        ax.plot([bit, bit], [_LEAST, height], color=colour, linewidth=1.4)
+        ax.plot([bit, bit], [_LOWEST, height], color=colour, linewidth=1.4)
         ax.plot(bit, height, "o" if bit in named else "X", color=colour, markersize=7,
                 clip_on=False, zorder=3)
         if math.isnan(change):
@@ -288,11 +288,11 @@ def _change(loss, before) -> float:
 
 def _set_axes(ax):
     ax.set_yscale("log")
-    ax.set_ylim(_LEAST, _MOST)
+    ax.set_ylim(_LOWEST, _HIGHEST)
     ax.set_yticks([1e-7, 1e-4, 1e-1], ["1e-7", "1e-4", "0.1"])
     ax.set_xticks([0, 10, 22, 30, 31], ["0", "10", "22", "30", "31\nsign"])
     ax.set_xlabel("bit of a float32 weight: 0 to 22 mantissa, 23 to 30 exponent")
-    ax.set_ylabel(f"largest relative change\nof the loss in {AFTER} steps")
+    ax.set_ylabel(f"largest relative change\nof the loss in {STEPS_AFTER} steps")
 
 
 def _words(flipped, usual, shown, named) -> list[str]:
@@ -303,7 +303,7 @@ def _words(flipped, usual, shown, named) -> list[str]:
         f"was {flipped.weights[None]:.4g}",
         f"bits that change the loss by more than the next batch does, {usual:.0%}: "
         f"{len(shown)} of {len(flipped.weights) - 1}{yours}: {_list(shown)}",
-        f"bits after which find_corrupt names the rank, {AFTER} steps later: {len(named)}; "
+        f"bits after which find_corrupt names the rank, {STEPS_AFTER} steps later: {len(named)}; "
         f"all replicas are equal after bits {_list(set(BITS) - set(named))}",
         f"one call: {1e3 * flipped.seconds:.0f} ms, a step {1e3 * flipped.step_seconds:.0f} ms; a "
         f"rank gives {flipped.sent:,} bytes, its replica has {flipped.model:,}"]

@@ -20,7 +20,7 @@ LEFT_OUT = ("nothing", "the moments", "the schedule", "torch's random numbers",
             "Python's random numbers", "the epoch", "the place in it", REST)
 
 
-def forget_each() -> dict[str, list[float]]:
+def distances_forgetting_each() -> dict[str, list[float]]:
     """On a rank: what was left out -> distances of the losses."""
     job = new_job("DDP")
     job.train(COPIED)

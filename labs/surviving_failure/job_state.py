@@ -23,7 +23,7 @@ from labs.surviving_failure.fingerprints import HINTS, NONE, PARTS, fingerprint,
 from labs.surviving_failure.forgotten import (
     LEFT_OUT,
     STEPS_AFTER_RESUME,
-    forget_each,
+    distances_forgetting_each,
     load_with_gradients,
     without_moments,
 )
@@ -251,7 +251,7 @@ _MOMENTS = "moments forgotten at the first kill"
 def show_forgotten() -> Table:
     """How far each loss is from that of the job that went on, for copies of a job that lack one
     part each."""
-    by_rank = launch(forget_each, ranks=SHOWN_RANKS, quiet=True)
+    by_rank = launch(distances_forgetting_each, ranks=SHOWN_RANKS, quiet=True)
     rows = [(what, *(distance([apart[what][step] for apart in by_rank])
                      for step in range(STEPS_AFTER_RESUME))) for what in LEFT_OUT]
     guess = guessed("8.1")

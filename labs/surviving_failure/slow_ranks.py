@@ -20,7 +20,7 @@ from labs.workers.progress import status
 from labs.workers.slow_link import Link, slow_link
 
 RANKS, STEPS, WARM_UP = 3, 26, 3
-TRIES, ENOUGH = 3, 9  # recordings; no further one begins after so many seconds
+TRIES, TIME_BUDGET = 3, 9  # recordings; no further one begins after so many seconds
 SLOWER = 10  # times as long: the slow rank's forward and backward
 LINK = 0.03  # seconds of each collective on the healthy link: more than what a busy machine adds
 LATER = 1.0  # steps: by how much slow data and a slow link make each step longer
@@ -79,7 +79,7 @@ def recorded_stragglers() -> dict[str, RecordedRun]:
     began = time.monotonic()
     for _ in range(TRIES):
         names = [name for name in FAULTS if name not in found or not found[name].is_clear]
-        if not names or time.monotonic() - began > ENOUGH:
+        if not names or time.monotonic() - began > TIME_BUDGET:
             break
         with status(f"recording {', '.join(names)}"):
             by_rank = launch(_record, names, ranks=RANKS, quiet=True, hang_after=20)

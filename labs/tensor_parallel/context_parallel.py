@@ -32,7 +32,7 @@ from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
 from labs.predictions.communication.traffic import passes
-from labs.start_here.recording import run, where_messages_pass
+from labs.start_here.recorded_collectives import run
 from labs.tensor_parallel.attention_blocks import TILE, in_tiles
 from labs.tensor_parallel.ring_cases import (
     BYTES,
@@ -41,6 +41,7 @@ from labs.tensor_parallel.ring_cases import (
     contiguous_places,
     record_attention,
 )
+from labs.workers import devices
 
 GATHER, RING, ULYSSES = "K and V gathered", "ring", "Ulysses"
 WAYS = (GATHER, RING, ULYSSES)
@@ -122,7 +123,7 @@ def measure(attentions: dict[str, Callable], ranks: int,
             shape: Shape = COMPARED) -> dict[str, Measured]:
     """Way -> what its attention(q, k, v, positions, group) does on `ranks` ranks. shape: of the
     whole sequence."""
-    with where_messages_pass(ranks):
+    with devices.send_recv_device(ranks):
         by_rank = run(_measure, attentions, replace(shape, tokens=shape.tokens // ranks),
                       ranks=ranks)
     found = {}

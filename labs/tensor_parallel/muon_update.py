@@ -15,7 +15,6 @@ from labs.pictures import palette
 from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import Picture
 from labs.predictions.communication.traffic import passes
-from labs.start_here.recording import where_messages_pass
 from labs.tensor_parallel.message_order import PEERS, MessageOrder, require_no_deadlock
 from labs.tensor_parallel.ring_cases import groups_on
 from labs.training import data, models
@@ -36,7 +35,7 @@ def check_muon_update(muon_update: Callable):
     """muon_update(gradients, momentum, shapes, group): this rank's shard of the update, equal to
     that of whole matrices; momentum, a shard, is updated in place."""
     for ranks in (2, 3, 4):
-        with where_messages_pass(ranks):
+        with devices.send_recv_device(ranks):
             on_ranks(_judge, muon_update, world_sizes=(ranks,))
     return (f"over {STEPS} steps the update is that of whole matrices, also where one lies on 3 "
             "ranks; gradients are reduced once, and only matrices on a boundary travel")

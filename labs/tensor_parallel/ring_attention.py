@@ -16,7 +16,6 @@ from labs.checks.verdicts import Verdict, Wrong, check, kind_of, shows
 from labs.pictures import palette
 from labs.pictures.bars import Bar, bars
 from labs.pictures.picture import Picture
-from labs.start_here.recording import where_messages_pass
 from labs.tensor_parallel import ring_runs
 from labs.tensor_parallel.attention_blocks import block_attention, block_backward
 from labs.tensor_parallel.context_parallel import RING, predicted_peak
@@ -29,6 +28,7 @@ from labs.tensor_parallel.ring_cases import (
     shuffled_places,
 )
 from labs.tensor_parallel.ring_limits import judge_growth, judge_messages, recorded_messages
+from labs.workers import devices
 
 # The first one is the plainest. Sizes that nothing divides, grouped-query heads, tokens in any
 # order, and scores far beyond what exp can take.
@@ -49,7 +49,7 @@ def check_ring_attention(ring_attention: Callable):
     keys of all ranks of the group, which come round the ring; with its gradients."""
     differentiates = True
     for ranks in (2, 3, 4):
-        with where_messages_pass(ranks):
+        with devices.send_recv_device(ranks):
             differentiates &= all(on_ranks(_judge, ring_attention, world_sizes=(ranks,)))
     if not differentiates:
         return Verdict("7.11", None, "forward equals full attention on 2, 3 and 4 ranks; "

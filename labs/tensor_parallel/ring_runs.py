@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.nn import functional as F
 
 from labs.meters import memory
-from labs.start_here.recording import run, where_messages_pass
+from labs.start_here.recorded_collectives import run
 from labs.tensor_parallel.attention_blocks import Places, in_tiles, recorded_pairs
 from labs.tensor_parallel.ring_cases import (
     Shape,
@@ -40,7 +40,7 @@ class LlamaRun:
 
 def origins(pass_on: Callable) -> list[list[int]]:
     """Pass -> rank -> whose piece it has."""
-    with where_messages_pass(RANKS):
+    with devices.send_recv_device(RANKS):
         by_rank = run(_origins, pass_on, ranks=RANKS)
     return [list(column) for column in zip(*by_rank, strict=True)]
 
@@ -57,7 +57,7 @@ def _origins(pass_on):
 def peaks(ring_attention: Callable, ranks: int) -> tuple[int, int]:
     """Bytes at the peak of the rank with most, with the scores of a block in memory, and where each
     block is computed in tiles."""
-    with where_messages_pass(ranks):
+    with devices.send_recv_device(ranks):
         found = run(_peaks, ring_attention, ranks=ranks)
     blocks, tiles = zip(*found, strict=True)
     return max(blocks), max(tiles)
@@ -85,7 +85,7 @@ def _run_once(attention, group):
 
 def measured_rounds(ring_attention: Callable, places: Places) -> list[list[int]]:
     """Round -> rank -> pairs that it was asked for, counted while the student's ring ran."""
-    with where_messages_pass(len(places)):
+    with devices.send_recv_device(len(places)):
         by_rank = run(_measured_pairs, ring_attention, places, ranks=len(places))
     return [list(column) for column in zip(*by_rank, strict=True)]
 
@@ -99,7 +99,7 @@ def _measured_pairs(ring_attention, places):
 
 def llama_runs(ring_attention: Callable, assignment: list[list[int]]) -> LlamaRun:
     """A small Llama, each rank on its chunks of one text."""
-    with where_messages_pass(len(assignment)):
+    with devices.send_recv_device(len(assignment)):
         return run(_llama, ring_attention, assignment, ranks=len(assignment))[0]
 
 

@@ -71,6 +71,12 @@ def are_shared(ranks: int) -> bool:
     return 0 < gpus() < ranks
 
 
+def send_recv_device(ranks: int) -> contextlib.AbstractContextManager:
+    """Inside, what is launched on so many ranks can send and receive: where ranks share a GPU, they
+    run on the CPU, because gloo sums and gathers GPU tensors, but cannot send them."""
+    return on("cpu") if are_shared(ranks) else contextlib.nullcontext()
+
+
 def default_ranks() -> int:
     """One rank per GPU where there are several; otherwise 2 to 4, by the number of cores."""
     return gpus() if gpus() > 1 else min(4, max(2, cores()))

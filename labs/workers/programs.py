@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+FAILING_RANK = 1  # where one is to fail
 LIMIT = 120.0  # seconds that a program may take, on a busy machine
 # A program is stopped earlier where all its processes together computed for less than STILL seconds
 # in STALL seconds: ranks that wait for each other sleep. Imports of torch compute for seconds.

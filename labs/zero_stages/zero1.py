@@ -10,7 +10,7 @@ from labs.pictures.picture import Picture
 from labs.predictions.communication import traffic
 from labs.training.presets import Preset
 from labs.workers.launcher import launch
-from labs.zero_stages import recording
+from labs.zero_stages import lifecycle_recording
 from labs.zero_stages.stages import equal, moves, verify_stage
 
 
@@ -28,9 +28,9 @@ def show_reduce_scatter(preset: Preset) -> Picture:
     where the system does not count, the formula alone."""
     # On the CPU on every machine: it shows what gloo does, and NCCL's bytes pass no connection that
     # the system counts.
-    sent = launch(recording.sent_by_each, ranks=preset.ranks, quiet=True, verify=False,
+    sent = launch(lifecycle_recording.sent_by_each, ranks=preset.ranks, quiet=True, verify=False,
                   device="cpu")[0]
-    size = 4 * recording.elements(preset.ranks)
+    size = 4 * lifecycle_recording.elements(preset.ranks)
     formulas = {"all_reduce, keep a piece": traffic.all_reduce,
                 "torch's reduce_scatter": traffic.all_reduce,
                 "lab.reduce_scatter": traffic.reduce_scatter}

@@ -8,7 +8,7 @@ from labs.pictures import palette
 from labs.pictures.picture import WIDTH, Picture
 from labs.pictures.sheet import box, sheet, write
 from labs.workers.launcher import launch
-from labs.zero_stages import recording
+from labs.zero_stages import lifecycle_recording
 from labs.zero_stages.stages import equal, moves, verify_stage
 
 _NOT_REDUCED = (
@@ -35,7 +35,7 @@ def show_storage() -> Picture:
     after `free`, after `allocate` and the all-gather; what has memory, and whether the parameters
     and what autograd saved in forward can be read."""
     # By moment: built, freed, gathered again.
-    moments = launch(recording.record_storage, ranks=_RANKS, quiet=True)[0]
+    moments = launch(lifecycle_recording.record_storage, ranks=_RANKS, quiet=True)[0]
     figure, ax = sheet(WIDTH, 0.62 + _ROW * len(moments))
     write(ax, _LEFT, 0.2, "nn.Linear(2, 3) on 2 ranks, seen from rank 0: 6 + 3 parameters, 1 zero",
           size=10)

@@ -9,7 +9,7 @@ from labs.pictures.picture import Picture
 from labs.training.presets import Preset
 from labs.workers.launcher import launch
 from labs.workers.slow_link import Link
-from labs.zero_stages import recording
+from labs.zero_stages import lifecycle_recording
 from labs.zero_stages.stages import MEMORY_HINTS, equal, moves, verify_stage
 
 _NOT_AS_ZERO2 = (
@@ -35,7 +35,8 @@ def show_gathered_layers(strategy: Callable, preset: Preset) -> Picture:
     """When each layer of the preset's GPT-2 is gathered in a step of ZeRO-3, on rank 0, and when
     the rank only waits for a gather. On a CPU, the ranks' collectives pass a slow link. On GPUs a
     note says how long the recorded steps took, of which the fastest is drawn."""
-    found = timelines.Lifecycle(**launch(recording.record_lifecycle, strategy, preset, link=LINK,
-                                         ranks=preset.ranks, quiet=True, verify=False)[0])
+    found = timelines.Lifecycle(**launch(
+        lifecycle_recording.record_lifecycle, strategy, preset, link=LINK, ranks=preset.ranks,
+        quiet=True, verify=False)[0])
     return timelines.gathered_layers(found, spreads_of_recorded(
-        {f"{recording.STEPS} recorded steps": found.recorded}, preset))
+        {f"{lifecycle_recording.STEPS} recorded steps": found.recorded}, preset))

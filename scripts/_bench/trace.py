@@ -18,11 +18,11 @@ ROOT = Path(__file__).resolve().parents[2]
 def run(arguments) -> dict:
     """Returns mb: size of the file; seconds and peak_ram_mb: of a new process that reads it;
     import_ram_mb: of these, what imports take; collectives: how many the trace has."""
-    from labs.fsdp_profiling import recording
+    from labs.fsdp_profiling import recorded_runs
 
     say("recording two ranks' steps, with stacks")
-    config = recording.RunConfig(recording.preset(), "for the bench", stacks=True)
-    [[trace, *_]] = recording.record_runs([config])
+    config = recorded_runs.RunConfig(recorded_runs.preset(), "for the bench", stacks=True)
+    [[trace, *_]] = recorded_runs.record_runs([config])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "large.json")
         say(f"repeating it until it has {arguments.mb or MB} MB")

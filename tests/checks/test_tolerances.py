@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from labs.checks import tolerances
 from labs.checks.tolerances import MARGIN
-from labs.fsdp import common
+from labs.fsdp import strategy_checks
 from labs.training import data, models
 from labs.training.models import EdgeCaseModel
 from labs.training.muon import newton_schulz
@@ -123,8 +123,8 @@ DERIVED = {
     "gradients beside the largest": (
         lambda: moved(gradients(llama, data.lm_batches(1, 4, 10)[0]), floor=1e-3), "GRADIENTS"),
     "6 steps of GPT-2": (
-        lambda: moved(trained(common.make_model, common.make_optimizer,
-                              data.lm_batches(6, 4, common.CONTEXT))), "TRAINED"),
+        lambda: moved(trained(strategy_checks.make_model, strategy_checks.make_optimizer,
+                              data.lm_batches(6, 4, strategy_checks.CONTEXT))), "TRAINED"),
     "attention of 1,024 tokens": (lambda: moved(attention(1024), tries=3), "ATTENTION"),
     "attention with scores of 300": (lambda: moved(attention(9, scale=6.0)), "ATTENTION"),
     "Newton-Schulz": (lambda: moved(orthogonalised(5, 5), tries=20), "NEWTON_SCHULZ"),

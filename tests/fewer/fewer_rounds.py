@@ -14,9 +14,9 @@ from import_hooks import spec_by_others
 
 # module -> its constants
 CONSTANTS = {
-    "labs.zero_stages.recording": {"STEPS": 2},
+    "labs.zero_stages.lifecycle_recording": {"STEPS": 2},
     "labs.faults.slow_rank": {"EXTRA_COMPUTING": 6, "LOADING": 1},
-    "labs.fsdp_profiling.recording": {"WARM_UP": 1, "RECORDINGS": 1, "FEW_RECORDINGS": 1,
+    "labs.fsdp_profiling.recorded_runs": {"WARM_UP": 1, "RECORDINGS": 1, "FEW_RECORDINGS": 1,
                                       "ROUNDS": 1, "FEW_ROUNDS": 1}}
 # module -> function -> the most that each of these arguments may be
 MOST = {

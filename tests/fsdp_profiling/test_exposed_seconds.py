@@ -14,8 +14,8 @@ from answers import assert_rejected
 
 import labs.fsdp_profiling as lab
 from labs.fsdp_profiling import synthetic_files
-from labs.fsdp_profiling.common import recorded
 from labs.fsdp_profiling.exposed_seconds import exposed_in_step
+from labs.fsdp_profiling.shared_recording import recorded
 from labs.meters import trace_file
 
 pytestmark = pytest.mark.usefixtures("warm_launcher")

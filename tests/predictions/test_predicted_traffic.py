@@ -3,7 +3,7 @@
 import pytest
 
 from labs.predictions.communication import traffic
-from labs.start_here import recording
+from labs.start_here import recorded_collectives
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8, 1024])
@@ -29,7 +29,7 @@ def test_one_rank_alone_sends_nothing(function):
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_a_real_ring_sends_what_is_predicted(warm_launcher, ranks):
-    assert set(recording.counted_bytes(ranks, 96)) == {traffic.all_reduce(96, ranks)}
+    assert set(recorded_collectives.counted_bytes(ranks, 96)) == {traffic.all_reduce(96, ranks)}
 
 
 def test_no_ranks_make_no_sense():

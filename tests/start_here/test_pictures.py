@@ -258,7 +258,7 @@ def test_everything_in_the_lab_can_be_found():
 
 
 def test_numbers_of_the_pictures_hold_the_digits_of_nine_ranks():
-    from labs.start_here.recording import pieces_of
+    from labs.start_here.recorded_collectives import pieces_of
 
     total = sum(pieces_of(rank, 9) for rank in range(9))
     assert total.tolist() == [int(f"{piece}" * 9) for piece in range(1, 10)]

@@ -24,7 +24,8 @@ CONSTANTS = {
     "labs.surviving_failure.crash_series": {"SHOWN_KILLS": 3},
     "labs.scaling.lost_time_runs": {"WARM_UP": 1, "RECORDINGS": 1, "ROUNDS": 1, "EXTRA": 2},
     # not the checkout's folder, in which other tests record meanwhile
-    "labs.fsdp_profiling.recording": {"FOLDER": Path(tempfile.gettempdir(), "experiments", "05")}}
+    "labs.fsdp_profiling.recorded_runs": {
+        "FOLDER": str(Path(tempfile.gettempdir(), "experiments", "05"))}}
 # module -> functions that are left out: dry runs and searches, which have no rank, and run wherever
 # notebooks do; and what runs on the CPU everywhere
 ALWAYS_LEFT_OUT = {"labs.memory_math.explorer": ["show_scaling"],

@@ -2,11 +2,9 @@
 called.
 """
 
-import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -42,12 +40,6 @@ def run(function: Callable, *args, ranks: int, **options) -> Results:
         "timeout": scaled_timeout(TIMEOUT), **options})
 
 
-def where_messages_pass(ranks: int) -> AbstractContextManager:
-    """Inside, what is launched on so many ranks can send and receive: where ranks share a GPU, they
-    run on the CPU, because gloo sums and gathers GPU tensors, but cannot send them."""
-    return devices.on("cpu") if devices.are_shared(ranks) else contextlib.nullcontext()
-
-
 def run_answer(function: Callable, answer: Callable, *args, ranks: int) -> Results:
     """`run` for one of the functions below with a student's `answer`; a Wrong that a rank raised
     is raised here too."""
@@ -62,7 +54,7 @@ def run_answer(function: Callable, answer: Callable, *args, ranks: int) -> Resul
 @functools.cache
 def counted_bytes(ranks: int, size: int) -> tuple[int, ...]:
     """Bytes each rank really sends while a ring all-reduces a tensor of `size` bytes."""
-    with where_messages_pass(ranks):
+    with devices.send_recv_device(ranks):
         return tuple(run(count_bytes, ring_all_reduce, size, ranks=ranks))
 
 

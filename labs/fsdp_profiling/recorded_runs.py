@@ -27,7 +27,7 @@ from labs.fsdp_profiling import injected_faults
 from labs.meters import throughput
 from labs.meters.metrics import Metric
 from labs.meters.trace import Trace, total_seconds
-from labs.meters.trace_file import fastest, record_step
+from labs.meters.trace_file import experiments_folder, fastest, record_step
 from labs.meters.typical_step import is_typical, of_slowest_rank, require_typical, usual_seconds
 from labs.training import models, presets
 from labs.training.loop import ModuleAndOptimizer, labelled_step
@@ -40,8 +40,7 @@ from labs.workers.launcher import launch
 from labs.workers.progress import status
 from labs.workers.slow_link import Link, proportional_link, slow_link
 
-WORKBOOK = Path(__file__).resolve().parents[2]
-FOLDER = Path("experiments", "fsdp_profiling")  # of the traces, see `traces_folder`
+FOLDER = "fsdp_profiling"  # of the traces, in `experiments_folder`
 WARM_UP = 2  # steps before those that are recorded
 BYTES, LATENCY = 0.7, 0.008  # of a step's computing: how long all its bytes take, and a latency
 # On two cores, what is in flight slows down what hides it; that must not outweigh what it hides.
@@ -101,7 +100,7 @@ class RecordedRun(list[Trace]):
     @property
     def files(self) -> str:
         """One line: where the files are, and what opens them."""
-        where = os.path.relpath(self[0].path, traces_folder().parents[1])
+        where = os.path.relpath(self[0].path, experiments_folder().parent)
         return f"{where} …: open it at ui.perfetto.dev (Open trace file)"
 
 
@@ -114,13 +113,6 @@ def preset(**changes: int) -> Preset:
     return replace(chosen, **changes)
 
 
-def traces_folder() -> Path:
-    """Where traces are kept: in the workbook, or, where the notebook lies outside of it, beside the
-    notebook: then several students may use one copy of the workbook, and none may write to it."""
-    here = Path.cwd()
-    return (WORKBOOK if here.is_relative_to(WORKBOOK) else here) / FOLDER
-
-
 def record_runs(configs: list[RunConfig], recordings: int = 1, share: float | None = BYTES,
                 measure: Callable[[Trace], float] | None = None) -> list[RecordedRun]:
     """Records runs one after the other on the same ranks, and reads their files.
@@ -129,7 +121,7 @@ def record_runs(configs: list[RunConfig], recordings: int = 1, share: float | No
     ranks, is the least, or, without it, the fastest. share: of a step's computing that its bytes
     take on the slow link, where the ranks are on a CPU; None: no slow link.
     """
-    folder = traces_folder()
+    folder = experiments_folder() / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     link = proportional(configs[0].preset, share) if share else None
     with status(f"recording {counted(len(configs), 'run')}"):

@@ -2,8 +2,8 @@
 
 import functools
 
-from labs.fsdp_profiling import recording
-from labs.fsdp_profiling.recording import RecordedRun, RunConfig
+from labs.fsdp_profiling import recorded_runs
+from labs.fsdp_profiling.recorded_runs import RecordedRun, RunConfig
 from labs.meters.trace import Trace
 from labs.workers import devices
 
@@ -16,7 +16,8 @@ def recorded(**changes) -> RecordedRun:
 @functools.cache
 def _recorded(gpus, **changes) -> RecordedRun:
     """gpus: that are used; another choice of the device is another recording."""
-    return recording.record_runs([RunConfig(recording.preset(), "for checks", **changes)])[0]
+    config = RunConfig(recorded_runs.preset(), "for checks", **changes)
+    return recorded_runs.record_runs([config])[0]
 
 
 def by_rank(traces: RecordedRun, what: str = "recorded") -> dict[str, Trace]:
