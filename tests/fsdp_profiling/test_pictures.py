@@ -16,11 +16,11 @@ from labs.checks import comparison
 from labs.checks.verdicts import Verdict
 from labs.fsdp_profiling import (
     call_site,
-    common,
     diagnose,
     forward_prefetch,
-    recording,
+    recorded_runs,
     scaffold,
+    shared_recording,
     step_model,
     synthetic_files,
     synthetic_traces,
@@ -37,7 +37,7 @@ from labs.workers.slow_link import Link, link_bytes, slow_link
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("warm_launcher")
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = recording.preset(layers=3, hidden=64, heads=2, context=32, batch=2)
+SMALL = recorded_runs.preset(layers=3, hidden=64, heads=2, context=32, batch=2)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -77,8 +77,8 @@ def test_every_unit_is_gathered_twice_and_the_root_once(healthy):
 def test_reduce_scatters_are_in_flight_while_the_next_unit_computes(tmp_path):
     """As on a GPU's stream: a rank does not wait for them where it issues them. The link is so slow
     that no noise matters."""
-    config = recording.RunConfig(SMALL, "of a test of reduce-scatters")
-    for trace, _ in launch(recording._record, config, Link(latency=0.1), 1, None, tmp_path,
+    config = recorded_runs.RunConfig(SMALL, "of a test of reduce-scatters")
+    for trace, _ in launch(recorded_runs._record, config, Link(latency=0.1), 1, None, tmp_path,
                         ranks=2, quiet=True, verify=False):
         work = [span for span in units.unit_spans(trace) if span.category == "backward"]
         assert len(work) == SMALL.layers
@@ -89,15 +89,15 @@ def test_reduce_scatters_are_in_flight_while_the_next_unit_computes(tmp_path):
 def test_asynchronous_collectives_train_what_fsdp2_trains():
     """Losses with asynchronous collectives, on a slow link and off it, equal plain FSDP2's."""
     def plain(model, optimizer_class, **settings):
-        recording.shard_units(model)
+        recorded_runs.shard_units(model)
         return model, optimizer_class(model.parameters(), **settings)
 
     def work():
         batches = comparison.batches(SMALL, 3)
         usual = train(*comparison.build(plain, SMALL), batches)
-        ours = train(*comparison.build(recording.configured_fsdp2, SMALL), batches)
+        ours = train(*comparison.build(recorded_runs.configured_fsdp2, SMALL), batches)
         with slow_link(Link(1e8, 1e-3)):
-            slow = train(*comparison.build(recording.configured_fsdp2, SMALL), batches)
+            slow = train(*comparison.build(recorded_runs.configured_fsdp2, SMALL), batches)
         return usual, ours, slow
 
     for usual, ours, slow in launch(work, ranks=2, quiet=True, verify=False):
@@ -105,7 +105,7 @@ def test_asynchronous_collectives_train_what_fsdp2_trains():
 
 
 def test_collectives_take_their_time_on_the_link(healthy):
-    link = recording.proportional(SMALL, recording.BYTES)
+    link = recorded_runs.proportional(SMALL, recorded_runs.BYTES)
     assert healthy.link == link and str(link) in repr(healthy)
     for trace in healthy:
         for one in trace.collectives:
@@ -113,7 +113,7 @@ def test_collectives_take_their_time_on_the_link(healthy):
 
 
 def test_one_of_several_recordings_is_kept(healthy):
-    assert recording.RECORDINGS == 5
+    assert recorded_runs.RECORDINGS == 5
     names = sorted(path.name for path in Path(healthy[0].path).parent.glob("*of_a_test_rank*"))
     assert names == ["of_a_test_rank0.json.gz", "of_a_test_rank1.json.gz"]
 
@@ -138,7 +138,7 @@ def _kept(folder):
     for measure in (None, lambda trace: trace.seconds, lambda trace: -trace.seconds):
         written = []
         recorded = [_Recorded(seconds, written) for seconds in (3.0, 2.0, 4.0)]
-        kept = recording._least_disturbed(recorded, folder / "kept.json", measure)
+        kept = recorded_runs._least_disturbed(recorded, folder / "kept.json", measure)
         found.append((kept.seconds, written))
     return found
 
@@ -171,7 +171,7 @@ def test_gathers_of_backward_overlap_with_computing_only_if_prefetched():
 def test_causes_are_injected_and_named_in_runs_recorded_again(solution, monkeypatch):
     """A second time, with another seed and other sizes than in the check."""
     # that each is slower is asserted of the built notebook: here other tests run at the same time
-    monkeypatch.setattr(recording, "SLOWER", 0.0)
+    monkeypatch.setattr(recorded_runs, "SLOWER", 0.0)
     slow_runs = lab.slow_runs(seed=3)
     assert sorted(slow_runs.answers.values()) == sorted(set(lab.CAUSES) - {"nothing"})
     for letter, run in slow_runs.runs.items():
@@ -208,11 +208,11 @@ def test_what_each_block_ahead_saves_is_said_as_it_was_measured(exposed, said):
 
 def synthetic_run(fault="", busy=(5.0, 5.0), loads=(0.01, 0.01), slow_rank=0):
     """Each rank computes from the begin of its ten seconds, and waits in the rest of them."""
-    return recording.RecordedRun(
+    return recorded_runs.RecordedRun(
         [synthetic_traces.trace([("all_gather", 0, 10)], [(0, seconds)],
                     labels=[Span("enumerate(DataLoader)", "label", 0, load)])
          for seconds, load in zip(busy, loads, strict=True)],
-        recording.RunConfig(SMALL, fault=fault, slow_rank=slow_rank))
+        recorded_runs.RunConfig(SMALL, fault=fault, slow_rank=slow_rank))
 
 
 @pytest.mark.parametrize("run, sentence", [
@@ -227,16 +227,16 @@ def synthetic_run(fault="", busy=(5.0, 5.0), loads=(0.01, 0.01), slow_rank=0):
     (synthetic_run("data", loads=(4, 7)), "its data loader took 0.70 of the step"),
     (synthetic_run(loads=(0, 1.1)), "its data loader took 0.11 of the step")])
 def test_a_noisy_run_is_known_by_its_seconds(run, sentence):
-    assert recording.contradiction(run)[:len(sentence) or None] == sentence
+    assert recorded_runs.contradiction(run)[:len(sentence) or None] == sentence
 
 
 def test_a_noisy_run_is_recorded_again(monkeypatch):
     once, always, good = synthetic_run(busy=(1, 3)), synthetic_run(busy=(1, 4)), synthetic_run()
     answers = [[once, good, always], [good, always], [always], [always], [always]]
     asked = []
-    monkeypatch.setattr(recording, "record_runs",
+    monkeypatch.setattr(recorded_runs, "record_runs",
                         lambda configs, *_: asked.append(configs) or answers.pop(0))
-    assert recording.record_clearly(["a", "b", "c"], rounds=5) == [good, good, always]
+    assert recorded_runs.record_clearly(["a", "b", "c"], rounds=5) == [good, good, always]
     assert asked == [["a", "b", "c"], ["a", "c"], ["c"], ["c"], ["c"]]
 
 
@@ -247,7 +247,7 @@ def test_a_step_unlike_the_unrecorded_ones_is_not_drawn(usual, drawn, monkeypatc
     monkeypatch.setattr(typical_step, "MAX_DEVIATION", 1 / 3)
     run = synthetic_run()
     run.usual = usual
-    assert recording.is_usual(run) is drawn
+    assert recorded_runs.is_usual(run) is drawn
     slow_runs = SlowRuns(run, {"A": run}, {"A": "slow rank"})
     for picture in (lab.show_timeline(run), lab.show_prefetch(run), lab.show_waiting(slow_runs),
                     lab.explore_slow_runs(slow_runs)):
@@ -259,28 +259,28 @@ def test_a_step_unlike_the_unrecorded_ones_is_not_drawn(usual, drawn, monkeypatc
 
 def test_no_round_begins_late(monkeypatch):
     always = synthetic_run(busy=(1, 3))
-    monkeypatch.setattr(recording, "record_runs", lambda configs, *_: [always])
-    monkeypatch.setattr(recording, "TIME_BUDGET", -1)
-    monkeypatch.setattr(recording, "status", lambda words: pytest.fail(words))
-    assert recording.record_clearly(["a"]) == [always]
+    monkeypatch.setattr(recorded_runs, "record_runs", lambda configs, *_: [always])
+    monkeypatch.setattr(recorded_runs, "TIME_BUDGET", -1)
+    monkeypatch.setattr(recorded_runs, "status", lambda words: pytest.fail(words))
+    assert recorded_runs.record_clearly(["a"]) == [always]
 
 
 def test_a_faulty_run_that_is_as_fast_as_the_healthy_one_is_recorded_again(monkeypatch):
     def run(seconds):
         trace = synthetic_traces.trace([("all_gather", 0, seconds)], [(0, seconds / 2)], seconds,
                                        [Span("enumerate(DataLoader)", "label", 0, 0.1)])
-        return recording.RecordedRun([trace, trace], recording.RunConfig(SMALL), Link())
+        return recorded_runs.RecordedRun([trace, trace], recorded_runs.RunConfig(SMALL), Link())
 
     disturbed, faulty, healthy, slower = run(12), run(11), run(10), run(11)
     answers = [[disturbed, faulty], [healthy, slower]]
-    monkeypatch.setattr(recording, "record_runs", lambda configs, *_: answers.pop(0))
-    assert recording.record_clearly(["a", "b"], beside_first=True) == [healthy, slower]
+    monkeypatch.setattr(recorded_runs, "record_runs", lambda configs, *_: answers.pop(0))
+    assert recorded_runs.record_clearly(["a", "b"], beside_first=True) == [healthy, slower]
 
 
 @pytest.mark.slow
 def test_on_a_busy_machine_the_check_says_so(monkeypatch, solution):
     def busy():
-        raise recording.TooNoisy("one rank computed 9.0 times as long as another, by chance")
+        raise recorded_runs.TooNoisy("one rank computed 9.0 times as long as another, by chance")
 
     monkeypatch.setattr(diagnose, "record_causes", busy)
     verdict = lab.check_diagnose(solution.diagnose)
@@ -294,10 +294,10 @@ def test_on_a_busy_machine_the_check_says_so(monkeypatch, solution):
     (synthetic_run("data", loads=(8, 7)), 1.8, 0.55)])
 def test_timing_noise_within_the_margins_is_no_contradiction(run, ratio, share):
     changed = diagnose.with_timing_noise(run)
-    first, second = recording.compute_seconds(changed)
+    first, second = recorded_runs.compute_seconds(changed)
     assert first == pytest.approx(ratio * second)
-    assert recording.loading_shares(changed) == pytest.approx([share, share])
-    assert recording.contradiction(changed)[:16] in ("", "one rank waited ")
+    assert recorded_runs.loading_shares(changed) == pytest.approx([share, share])
+    assert recorded_runs.contradiction(changed)[:16] in ("", "one rank waited ")
 
 
 def test_an_exercise_not_filled_in_is_known_before_all_is_recorded(monkeypatch):
@@ -311,10 +311,10 @@ def test_an_exercise_not_filled_in_is_known_before_all_is_recorded(monkeypatch):
 def test_the_notebook_says_what_is_recorded_again():
     source = (ROOT / "solutions/05_fsdp_profiling.py").read_text()
     text = " ".join(source.replace("#", "").split())
-    assert (f"at least {recording.SLOW_RATIO:.0f} times as long as the others (healthy ranks "
-            f"differ by a factor of {recording.HEALTHY_RATIO:.0f} at most)") in text
+    assert (f"at least {recorded_runs.SLOW_RATIO:.0f} times as long as the others (healthy ranks "
+            f"differ by a factor of {recorded_runs.HEALTHY_RATIO:.0f} at most)") in text
     assert "over half of the step, any other under a tenth" in text
-    assert (recording.LONG_LOADING, recording.SHORT_LOADING) == (1 / 2, 1 / 10)
+    assert (recorded_runs.LONG_LOADING, recorded_runs.SHORT_LOADING) == (1 / 2, 1 / 10)
     assert "18 % faster: in terms of your guess, a loss of 1 − 1/1.18 = 15 % without it" in text
     assert round(1 - 1 / 1.18, 2) == 0.15
 
@@ -334,7 +334,8 @@ def shown():
     found = {"".join(cell["source"]).splitlines()[-1].split("(")[0]: text(cell["outputs"])
              for cell in cells if cell["cell_type"] == "code" and cell["source"]}
     [latency] = numbers(r"([\d.]+) ms latency", found["healthy"])
-    if max(numbers(r"step of ([\d.,]+) ms", found["healthy"])) > 4 * latency / recording.LATENCY:
+    usual = latency / recorded_runs.LATENCY
+    if max(numbers(r"step of ([\d.,]+) ms", found["healthy"])) > 4 * usual:
         pytest.skip("built while the machine had much else to do: build it again")
     return found
 
@@ -387,7 +388,7 @@ def test_pictures_say_what_they_show(healthy, solution):
 
 @pytest.mark.slow
 def test_other_collectives_are_those_that_fsdp_did_not_call(solution):
-    run = common.recorded(stacks=True, before_sharding=lab.watch_activations)
+    run = shared_recording.recorded(stacks=True, before_sharding=lab.watch_activations)
     assert {(one.kind, one.elements) for one in scaffold.non_fsdp_collectives(run[0])} == {
         ("all_reduce", 1)}
     table = lab.show_non_fsdp_collectives(run, solution.call_site)
@@ -412,7 +413,7 @@ def test_blocks_gathered_ahead_take_memory(solution):
 
 def test_a_small_collective_costs_the_wait():
     """Said below the table: its bytes take almost no time, and the rank waits."""
-    run = common.recorded(stacks=True, before_sharding=lab.watch_activations)
+    run = shared_recording.recorded(stacks=True, before_sharding=lab.watch_activations)
     for trace in run:
         for one in scaffold.non_fsdp_collectives(trace):
             alone = link_bytes(one.kind, one.bytes, len(run)) / run.link.bytes_per_second
