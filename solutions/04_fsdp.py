@@ -881,10 +881,11 @@ lab.node_steps(billion)
 lab.node_chart(billion)
 
 # %% [markdown]
-# **Notice:** on 8 A100s with 80 GB, predicted and not yet measured: sharding brings the peak from
-# 87.8 GB to 73.6, and what is left is nearly all activations, which FSDP does not shard. bf16
-# halves them. In the larger model, checkpointing brings 74.3 GB to 16.6, where states are the larger
-# part again. CPU offload takes those away. So find out which part is large, and then choose.
+# **Notice:** on 8 A100s with 80 GB, predicted (on an H200, one rank of 8 held at most 0.9 % more than
+# predicted): sharding brings the peak from 87.8 GB to 73.6, and what is left is nearly all activations,
+# which FSDP does not shard. bf16 halves them. In the larger model, checkpointing brings 74.3 GB to
+# 16.6, where states are the larger part again. CPU offload takes those away. So find out which part is
+# large, and then choose.
 
 # %% [markdown]
 # None of it is free. FSDP sends 1.5 times DDP's bytes, and 33 ms instead of 21 are exposed; but AdamW

@@ -14,7 +14,7 @@ from labs.pictures.picture import Picture
 from labs.pictures.widgets import Choice, Controls
 from labs.predictions import hardware
 from labs.predictions.dryrun import dry_run
-from labs.predictions.memory.predict import CHECKPOINTING, NOT_COUNTED, predict
+from labs.predictions.memory.predict import CHECKPOINTING, HELD_TO, NOT_COUNTED, predict
 from labs.predictions.memory.recipes import RECIPES
 from labs.training import hf_configs
 from labs.training.memory_categories import GB, Memory
@@ -161,7 +161,7 @@ def overhead_named(setting: Setting) -> str:
     gradients = "" if setting.held.gradients else " At that moment there is no gradient yet."
     return (f"At its peak a rank holds {format_number(setting.held.total / GB)} GB of tensors, "
             f"and {setting.overhead / GB:.2f} GB in addition: {parts}.{gradients} "
-            f"Not counted: {NOT_COUNTED}.")
+            f"Not counted: {NOT_COUNTED}. {HELD_TO}.")
 
 
 def show_scaling(model: str = "Llama-3-70B", traced: tuple[int, ...] = (8, 64, 1024),

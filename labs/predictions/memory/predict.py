@@ -17,6 +17,8 @@ PHASES = ("build", "forward", "backward", "step", "peak")
 ADAMW = ("foreach", "single", "fused")
 NOT_COUNTED = ("what the caching allocator reserves beyond its tensors, torch.compile's changes "
                "and float8's copies")
+# tests/predictions/test_on_a_real_gpu.py
+HELD_TO = "17 jobs on an H200 held at most 0.9 % more than predicted"
 INPUTS = 8 + 8  # bytes of a token's number and of its label, int64
 
 
@@ -138,4 +140,4 @@ def _adamw_temporaries(parallel, kind) -> float:
     return max(old + 2 * new for old, new in zip(last, parallel.owned, strict=False)) * each
 
 
-__all__ = ["CHECKPOINTING", "NOT_COUNTED", "PHASES", "predict"]
+__all__ = ["CHECKPOINTING", "HELD_TO", "NOT_COUNTED", "PHASES", "predict"]
