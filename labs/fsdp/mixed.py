@@ -28,8 +28,7 @@ TOLERANCE = 0.02  # relative, of a loss in bf16 to the reference's in fp32
 
 @check("4.5", hints={"the same dtype": "Every unit needs the policy, the root too.",
                      "mixed dtype": "What a block returns goes into the next unit: output_dtype, "
-                                    "if any, is for the root alone.",
-                     "should not be": "The blocks first, the root last."})
+                                    "if any, is for the root alone."})
 def check_mixed(strategy: Callable) -> str:
     """strategy(model, optimizer_class, **settings) -> (module, optimizer): each block a unit,
     parameters gathered and computed with in bf16, gradients reduced and kept in fp32."""

@@ -22,7 +22,7 @@ from labs.words import listed
 
 MODELS = ("GPT-2", "Phi-3-mini", "Llama-2-7B", "Mistral-7B", "Qwen2-7B", "Llama-3-8B", "Qwen3-8B",
           "Gemma-7B", "Llama-2-13B", "Llama-3-70B")
-# In order of memory: the last is the largest, and the first two are too small for `show_scaling`.
+# In order of memory: the last is the largest.
 GPUS = ("T4", "A10", "A100-40", "A100-80", "H100", "H200")
 STRATEGIES = {"DDP": dict(strategy="ddp"), "ZeRO-1": dict(strategy="zero1"),
               "ZeRO-2": dict(strategy="zero2"), "ZeRO-3 = FSDP": dict(strategy="fsdp2"),
@@ -164,6 +164,11 @@ def overhead_named(setting: Setting) -> str:
             f"Not counted: {NOT_COUNTED}. {HELD_TO}.")
 
 
+def _large() -> list[str]:
+    """The GPUs that hold a rank of a large model."""
+    return [name for name in GPUS if hardware.gpu(name).usable > 30 * GB]
+
+
 def show_scaling(model: str = "Llama-3-70B", traced: tuple[int, ...] = (8, 64, 1024),
                  ranks: tuple[int, ...] = tuple(2**power for power in range(3, 11)),
                  batch: int = 1, sequence: int = 4096) -> Picture:
@@ -179,7 +184,7 @@ def show_scaling(model: str = "Llama-3-70B", traced: tuple[int, ...] = (8, 64, 1
     return print_in_script(memory_columns(
         {f"{count}": run.peak for count, run in runs.items()},
         {f"{count}": held for count, held in predicted.items()},
-        f"of tensors on one rank of {model} at its peak", _capacities(GPUS[2:]), unit="GB",
+        f"of tensors on one rank of {model} at its peak", _capacities(_large()), unit="GB",
         below="ranks (FSDP2)", source="dry run", note=_note(runs, predicted)))
 
 
