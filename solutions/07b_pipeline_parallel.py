@@ -1094,7 +1094,7 @@ lab.show_published_plans(choose_plan)
 # %% [markdown]
 # **Notice:** for 16,384 GPUs and 8,192 tokens your search finds the plan that Meta ran, and its step
 # is predicted within 5 %. At 131,072 tokens the model is 16 % too fast; it knows neither masks between
-# documents nor how unevenly they load ranks. For 8,192 GPUs the real plan is 1 GB too large for our
+# documents nor how unevenly they load ranks. For 8,192 GPUs the real plan is 1.5 GB too large for our
 # model: Meta freed tensors early. Next: what made the plan possible?
 
 # %%

@@ -11,6 +11,13 @@ import pytest
 KernelManager = pytest.importorskip("jupyter_client.manager").KernelManager
 
 
+def disconnect(client):
+    """Ends a client. One that is collected with its channels open waits for ever in zmq, in
+    whatever test runs then."""
+    client.stop_channels()
+    client.context.destroy(linger=0)
+
+
 class Kernel:
     """A kernel and what its cells print. temporary: where all its temporary files are."""
 
@@ -21,9 +28,13 @@ class Kernel:
                      if name != "PYTEST_CURRENT_TEST"}  # ipykernel behaves differently with it
         self.manager.start_kernel(env={**variables, "TMPDIR": self.temporary, **environment})
         self.client = self.manager.blocking_client()
-        self.client.start_channels()
-        self.client.wait_for_ready(timeout=60)
-        self.pid = self.manager.provisioner.process.pid
+        try:
+            self.client.start_channels()
+            self.client.wait_for_ready(timeout=60)
+            self.pid = self.manager.provisioner.process.pid
+        except BaseException:
+            self.close()
+            raise
 
     def start(self, code):
         """Begins to run a cell; `finish` waits for it."""
@@ -56,6 +67,6 @@ class Kernel:
         return self.finish(timeout=timeout)
 
     def close(self):
-        self.client.stop_channels()
+        disconnect(self.client)
         self.manager.shutdown_kernel(now=True)
         shutil.rmtree(self.temporary, ignore_errors=True)

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import leaks
+import notebook_kernel
 import psutil
 import pytest
 
@@ -73,6 +74,7 @@ class Student:
             command = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", *READS,
                        *command]
         self.log = open(folder / f"{name}.log", "wb")
+        self.client = None
         self.process = subprocess.Popen(command, env=environment, cwd=self.home,
                                         stdout=self.log, stderr=self.log, start_new_session=True)
 
@@ -110,7 +112,7 @@ class Student:
     def close(self) -> list:
         """Ends the server as a hub does; the processes of it that are left."""
         below = psutil.Process(self.process.pid).children(recursive=True)
-        self.client.stop_channels()
+        notebook_kernel.disconnect(self.client)
         requests.delete(f"{self.api}/{self.kernel}", params=self.token, timeout=30)
         self.process.terminate()
         self.process.wait(20)
@@ -121,6 +123,8 @@ class Student:
     def kill(self):
         """Ends what is left, unless `close` has: the server's session, and each kernel's."""
         self.log.close()
+        if self.client:
+            notebook_kernel.disconnect(self.client)
         if self.process.returncode is not None:
             return  # its number may be another's by now
         for one in psutil.Process(self.process.pid).children(recursive=True):

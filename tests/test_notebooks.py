@@ -135,7 +135,7 @@ def test_badges_say_what_is_so():
     assert list(badges) == [
         f"Python {project['requires-python'].strip('>=')} or newer", f"torch {torch} or newer",
         *(f"{name}: {len(runs[gpus])} of {len(NAMES)} notebooks pass" if gpus in runs else
-          f"{name}: not yet measured" for name, gpus in (("CPU", False), ("GPU", True))),
+          f"{name}: notebooks not yet measured" for name, gpus in (("CPU", False), ("GPU", True))),
         f"Licence: {project['license']}"]
 
 
