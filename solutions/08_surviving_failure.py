@@ -603,11 +603,11 @@ lab.write_script("elastic.py")
 lab.check_elastic("elastic.py")
 
 # %% [markdown]
-# Now with `torchrun` itself. As soon as step 11 is noted, `lab.run_with_kills` kills rank 1; after step 26
-# rank 0, and after step 41 rank 1 again. A picture shows it while it runs (20 to 40 s).
+# Now with `torchrun` itself. As soon as step 11 is noted, `lab.run_with_kills` kills rank 1, and after step
+# 36 rank 0. A picture shows it while it runs (15 to 30 s).
 
 # %%
-run = lab.run_with_kills("elastic.py", {11: 1, 26: 0, 41: 1})
+run = lab.run_with_kills("elastic.py", {11: 1, 36: 0})
 run
 
 # %%

@@ -65,7 +65,7 @@ SAYS = {
     "07b": ["launch raised RanksStuck", "one_f_one_b, on 4 ranks: ",
             "torch's ScheduleZBVZeroBubble", "losses without the sum of y: "],
     "08": ["the largest difference of a loss is 0;", "3 kills while it saved, 0 lost",
-           "3 restarts; exit code 0", "50 of 50 losses are equal to the last bit",
+           "2 restarts; exit code 0", "50 of 50 losses are equal to the last bit",
            "cannot be shown here. The pretend node has no hosts.",
            "parameters in the end are equal"]}
 REASONS = {1: "4 ranks share 1 GPU with gloo", 8: "one GPU per rank with NCCL (8 found)"}
