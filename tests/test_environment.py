@@ -407,10 +407,11 @@ def test_a_setting_that_uv_lacks_leaves_it_to_pip(listed):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_pip_goes_on_where_uv_fails(checkout, monkeypatch, fails):
-    commands = []
+    commands, environments = [], {}
 
     def call(command, lock_fd, log, environment=None):
         commands.append(command[2])
+        environments[command[2]] = environment
         return int(fails and command[2] == "uv")
 
     monkeypatch.setattr(uv, "settings_of", lambda root: ([], {}))
@@ -419,6 +420,8 @@ def test_pip_goes_on_where_uv_fails(checkout, monkeypatch, fails):
     installer.pip(root, 0, "a package", "a==1")
     # uv itself by pip, the package by uv, and by pip where that failed
     assert commands == ["pip", "uv"] + ["pip"] * fails
+    # pip compiles what it installs, uv only if it is told to
+    assert environments["uv"]["UV_COMPILE_BYTECODE"] == "1"
     assert not os.path.exists(uv.unfinished(root))
 
 

@@ -91,14 +91,14 @@ def _judge_values(case, out, lse):
     # lse first: `out` is weighted by it, so a wrong one explains both. A right `out` with a wrong
     # lse would fail at the next block only.
     if not _close(lse, want_lse):
+        code, what = _named(lse, _lse_mistakes(case), "wrong_lse")
         raise Wrong(f"{case.name}: lse is not the logarithm of both parts' sum of exponentials"
-                    + _named(lse, _lse_mistakes(case)), "lse = log(exp(lse_a) + exp(lse_b)).",
-                    code="wrong_lse")
+                    + what, "lse = log(exp(lse_a) + exp(lse_b)).", code=code)
     if not _close(out, want_out):
-        raise Wrong(f"{case.name}: out is not the attention to all keys"
-                    + _named(out, _out_mistakes(case)),
+        code, what = _named(out, _out_mistakes(case), "wrong_out")
+        raise Wrong(f"{case.name}: out is not the attention to all keys" + what,
                     "Each part was divided by the sum of its own exponentials, exp of its lse; the "
-                    "whole is divided by exp of the new lse.", code="wrong_out")
+                    "whole is divided by exp of the new lse.", code=code)
 
 
 def _raise_not_finite(case, out, lse):
@@ -119,27 +119,37 @@ def _close(got, want) -> bool:
     return torch.allclose(got, want, rtol=MERGED[want.dtype], atol=MERGED[want.dtype])
 
 
-def _named(got, mistakes) -> str:
-    return next((f": it is {name}" for name, value in mistakes.items() if _close(got, value)), "")
+def _named(got, mistakes, otherwise) -> tuple[str, str]:
+    """The code of the mistake that leads to these numbers, `otherwise` if none does, and how the
+    sentence goes on."""
+    return next(((code, f": it is {what}") for code, what, value in mistakes if _close(got, value)),
+                (otherwise, ""))
 
 
-def _lse_mistakes(case) -> dict[str, torch.Tensor]:
+def _lse_mistakes(case) -> list[tuple[str, str, torch.Tensor]]:
     a, b = case.first[1], case.second[1]
-    return {"the lse of a alone": a, "the lse of b alone": b, "the larger lse": a.maximum(b),
-            "the sum of both lse": a + b, "the mean of both lse": (a + b) / 2,
-            "the sum of the exponentials, without the logarithm": a.exp() + b.exp()}
+    return [("one_part_alone", "the lse of a alone", a),
+            ("one_part_alone", "the lse of b alone", b),
+            ("larger_part_alone", "the larger lse", a.maximum(b)),
+            ("sum_of_parts", "the sum of both lse", a + b),
+            ("mean_of_parts", "the mean of both lse", (a + b) / 2),
+            ("logarithm_missing", "the sum of the exponentials, without the logarithm",
+             a.exp() + b.exp())]
 
 
-def _out_mistakes(case) -> dict[str, torch.Tensor]:
+def _out_mistakes(case) -> list[tuple[str, str, torch.Tensor]]:
     (a, lse_a), (b, lse_b) = case.first, case.second
     lse = torch.logaddexp(lse_a, lse_b)
     weight_a, weight_b = ((each - lse).exp()[..., None] for each in (lse_a, lse_b))
     share = (lse_a / (lse_a + lse_b))[..., None]
-    return {"a alone": a, "b alone": b, "the mean of both parts": (a + b) / 2,
-            "the sum of both parts": a + b,
-            "the sum with each part's weight given to the other": weight_b * a + weight_a * b,
-            "weighted by lse, not by exp(lse)": share * a + (1 - share) * b,
-            "the sum of both parts, divided by their weights": (a + b) / (weight_a + weight_b)}
+    return [("one_part_alone", "a alone", a), ("one_part_alone", "b alone", b),
+            ("mean_of_parts", "the mean of both parts", (a + b) / 2),
+            ("sum_of_parts", "the sum of both parts", a + b),
+            ("swapped", "the sum with each part's weight given to the other",
+             weight_b * a + weight_a * b),
+            ("weighted_by_lse", "weighted by lse, not by exp(lse)", share * a + (1 - share) * b),
+            ("divided_by_weights", "the sum of both parts, divided by their weights",
+             (a + b) / (weight_a + weight_b))]
 
 
 @shows("The ring")

@@ -113,8 +113,8 @@ class Reference:
         self.shard(mixed).copy_(self.shard(flat))
         return mixed
 
-    def causes(self) -> list[tuple[str, torch.Tensor, str]]:
-        """What an update may be instead, by what it was computed from."""
+    def causes(self) -> list[tuple[str, str, torch.Tensor, str]]:
+        """(code, what an update may be instead, its value, a hint)."""
         mean, zeros = self.everyone.sum(1).mean(0), torch.zeros_like(self.whole)
         local = BETA * self.before + self.everyone[self.rank].sum(0)
         each = [self.orthogonalised(BETA * self.before + part.mean(0))
@@ -122,18 +122,21 @@ class Reference:
         alone = [self.orthogonalised(part.mean(0)) for part in self.everyone.unbind(1)]
         per_batch = "Newton-Schulz is not linear: once per step, on the sum of the micro-batches."
         whole = "Get the other pieces of a matrix from the ranks in `pieces` first."
-        return [("the momentum itself, not orthogonalised", self.whole, ""),
-                ("computed from this rank's own elements, with zeros for the rest of the matrix",
-                 self.orthogonalised(self.own_only(self.whole, zeros)), whole),
-                ("computed from a partly reduced matrix: the rest is this rank's own gradient",
-                 self.orthogonalised(self.own_only(self.whole, local)), whole),
-                ("computed from this rank's own gradients alone", self.orthogonalised(local), ""),
-                ("computed from the gradient, without momentum", self.orthogonalised(mean),
+        return [("not_orthogonalised", "the momentum itself, not orthogonalised", self.whole,
+                 ""),
+                ("not_gathered", "computed from this rank's own elements, with zeros for the rest "
+                 "of the matrix", self.orthogonalised(self.own_only(self.whole, zeros)), whole),
+                ("partly_reduced", "computed from a partly reduced matrix: the rest is this rank's "
+                 "own gradient", self.orthogonalised(self.own_only(self.whole, local)), whole),
+                ("not_reduced", "computed from this rank's own gradients alone",
+                 self.orthogonalised(local), ""),
+                ("without_momentum", "computed from the gradient, without momentum",
+                 self.orthogonalised(mean),
                  "Orthogonalise the momentum."),
-                ("a sum of one update for each micro-batch", sum(each), per_batch),
-                ("a sum of one update for each micro-batch", sum(alone), per_batch),
-                ("a mean of one update for each micro-batch", sum(each) / len(each), per_batch),
-                ("a mean of one update for each micro-batch", sum(alone) / len(alone), per_batch)]
+                *(("one_update_a_micro_batch", f"a {called} of one update for each micro-batch",
+                   sum(updates) / count, per_batch)
+                  for called, count in (("sum", 1), ("mean", MICRO_BATCHES))
+                  for updates in (each, alone))]
 
 
 def _judge_step(update, run, kept, forgotten, step):
@@ -158,10 +161,10 @@ def _judge_step(update, run, kept, forgotten, step):
     if name is None:
         raise Wrong(f"{where}: the update of the padding is not 0",
                     "Begin with zeros: no matrix has the padding.", code="padding_updated")
-    for what, whole, hint in run.causes():
+    for code, what, whole, hint in run.causes():
         # by the matrix that is most wrong: the others may be right
         if _close(update[place], run.shard(whole)[place]):
-            raise Wrong(f"{where}: the update of {name} is {what}", hint, code="wrong_update")
+            raise Wrong(f"{where}: the update of {name} is {what}", hint, code=code)
     raise Wrong(f"{where}: the update of {name} is not this rank's piece of the whole matrix's "
                 "update", "Newton-Schulz of the whole matrix, and of the result the piece that "
                           "this rank owns; padding stays 0.", code="wrong_update")
@@ -172,25 +175,26 @@ def _judge_momentum(run, where):
     if _close(run.momentum, want):
         return
     mean, before = run.everyone.sum(1).mean(0), run.before
-    causes = {"not changed": before,
-              "updated with the sum over ranks, not the mean": BETA * before + run.ranks * mean,
-              "updated with this rank's own gradient": BETA * before
-              + run.everyone[run.rank].sum(0),
-              "updated with the mean of the micro-batches, not their sum": BETA * before
-              + mean / MICRO_BATCHES,
-              "updated without multiplying it by 0.95": before + mean,
-              "updated with the last micro-batch alone": BETA * before
-              + run.everyone[:, -1].mean(0),
-              "updated with the first micro-batch alone": BETA * before
-              + run.everyone[:, 0].mean(0),
-              "multiplied by beta once for each micro-batch": _beta_per_batch(run),
-              "the gradient alone, without what it was before": mean}
-    found = next((f"it is {what}" for what, whole in causes.items()
-                  if _close(run.momentum, run.shard(whole))), "")
-    raise Wrong(f"{where}: momentum is not beta · momentum + the mean gradient"
-                + f"; {found}" * bool(found),
+    causes = [
+        ("not_updated", "not changed", before),
+        ("sum_not_mean", "updated with the sum over ranks, not the mean",
+         BETA * before + run.ranks * mean),
+        ("not_reduced", "updated with this rank's own gradient",
+         BETA * before + run.everyone[run.rank].sum(0)),
+        ("mean_not_sum", "updated with the mean of the micro-batches, not their sum",
+         BETA * before + mean / MICRO_BATCHES),
+        ("beta_missing", "updated without multiplying it by 0.95", before + mean),
+        ("one_micro_batch", "updated with the last micro-batch alone",
+         BETA * before + run.everyone[:, -1].mean(0)),
+        ("one_micro_batch", "updated with the first micro-batch alone",
+         BETA * before + run.everyone[:, 0].mean(0)),
+        ("beta_too_often", "multiplied by beta once for each micro-batch", _beta_per_batch(run)),
+        ("without_momentum", "the gradient alone, without what it was before", mean)]
+    code, found = next(((code, f"; it is {what}") for code, what, whole in causes
+                        if _close(run.momentum, run.shard(whole))), ("wrong_momentum", ""))
+    raise Wrong(f"{where}: momentum is not beta · momentum + the mean gradient{found}",
                 "In place, once per step: the sum of the micro-batches, the mean over ranks.",
-                code="wrong_momentum")
+                code=code)
 
 
 def _beta_per_batch(run):

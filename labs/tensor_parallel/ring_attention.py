@@ -156,9 +156,9 @@ def _judge_gradients(filled, leaves, want, sequence, where):
 
 def _raise_cause(sentence, got, causes):
     # The first that fits: causes are lazy, and each costs an attention.
-    for what, value, hint in causes:
+    for code, what, value, hint in causes:
         if value.shape == got.shape and _close(got, value):
-            raise Wrong(f"{sentence}; it is {what}", hint, code="differs_from_full_attention")
+            raise Wrong(f"{sentence}; it is {what}", hint, code=code)
     raise Wrong(sentence, "Print, on each rank and in each pass, whose keys it has: "
                           "positions travel with them.",
                 code="differs_from_full_attention")
@@ -169,7 +169,8 @@ def _close(got, want) -> bool:
     return torch.allclose(got, want, rtol=0, atol=ATTENTION * most)
 
 
-Found = tuple[str, torch.Tensor, str]  # what it is, its value on this rank, a hint
+# A verdict's code, what it is, its value on this rank, a hint.
+Found = tuple[str, str, torch.Tensor, str]
 _ALL_ROUNDS = "On N ranks: its own block, and one more after each of N-1 passes."
 _BY_POSITION = ("A query sees the keys whose position is not after its own, positions[:, None] >= "
                 "those that came with the keys; rows and columns of a block say nothing of that.")
@@ -181,24 +182,27 @@ def forward_causes(sequence: WholeSequence) -> Iterator[Found]:
     # Whose keys are here in each round: pieces go to the next rank, so they come from before.
     order = [(rank - passed) % ranks for passed in range(ranks)]
     parts = [_part(sequence, source) for source in order]  # (out, lse) by round
-    yield "the attention to its own block of keys alone", parts[0][0], _ALL_ROUNDS
+    yield ("own_piece_alone", "the attention to its own block of keys alone", parts[0][0],
+           _ALL_ROUNDS)
     if ranks > 2:
         yield from _missing_blocks(order, parts)
-    yield ("the attention with its own block counted twice: it came round the whole ring",
-           _merged([*parts, parts[0]]), "One round too many. " + _ALL_ROUNDS)
+    yield ("counted_twice", "the attention with its own block counted twice: it came round the "
+           "whole ring", _merged([*parts, parts[0]]), "One round too many. " + _ALL_ROUNDS)
     outs = torch.stack([out for out, _ in parts])  # (ranks, batch, heads, tokens, d)
-    yield ("the mean of the blocks' outputs", outs.mean(0),
+    yield ("mean_of_parts", "the mean of the blocks' outputs", outs.mean(0),
            "A block with larger scores counts more: merge by lse.")
-    yield "the sum of the blocks' outputs", outs.sum(0), "Merge by lse."
+    yield "sum_of_parts", "the sum of the blocks' outputs", outs.sum(0), "Merge by lse."
     nothing = torch.zeros_like(outs[0]), torch.zeros_like(parts[0][1])
-    yield ("the attention as if there were one more key, with the score and the value 0",
-           _merged([*parts, nothing]), "Begin with lse = -inf, the attention to no key.")
+    yield ("starts_with_a_key", "the attention as if there were one more key, with the score and "
+           "the value 0", _merged([*parts, nothing]),
+           "Begin with lse = -inf, the attention to no key.")
     yield from _other_masks(sequence, order)
     own = [_part(sequence, source, values=rank) for source in order]
-    yield ("the attention with its own values for the keys of every rank", _merged(own),
+    yield ("values_stay", "the attention with its own values for the keys of every rank",
+           _merged(own),
            "V travels with K, in the same batch.")
     twice = [_part(sequence, source, scale=1 / math.sqrt(sequence.shape.d)) for source in order]
-    yield ("the attention with the scores divided by √d twice", _merged(twice),
+    yield ("scaled_twice", "the attention with the scores divided by √d twice", _merged(twice),
            "block_attention has divided them by √d.")
 
 
@@ -209,56 +213,60 @@ def backward_causes(sequence: WholeSequence, name: str,
     whole = gradients["qkv".index(name)]
     ranks, rank = len(sequence.places), sequence.rank
     merged = _merged_pair([_part(sequence, source) for source in range(ranks)])
-    yield ("what its own queries contribute to its own keys alone",
+    yield ("own_piece_alone", "what its own queries contribute to its own keys alone",
            _contribution(sequence, rank, rank, merged, name),
            "In backward K and V go round again, and dK and dV with them: each rank adds what its "
            "queries contribute.")
     for other in range(ranks):
         if name != "q" and other != rank:
-            yield (f"that of rank {other}'s {'keys' if name == 'k' else 'values'}: it has not come "
-                   "home", sequence.piece(whole, other),
+            yield ("not_home", f"that of rank {other}'s {'keys' if name == 'k' else 'values'}: it "
+                   "has not come home", sequence.piece(whole, other),
                    "dK and dV go round with the K and V that they belong to, and are home after N "
                    "passes; the last round is followed by one more pass.")
     blocks = [(rank, other) if name == "q" else (other, rank) for other in range(ranks)]
-    yield ("computed with each block's own lse and out",
+    yield ("lse_of_each_block", "computed with each block's own lse and out",
            sum(_contribution(sequence, *block, _part(sequence, block[1], rank=block[0]), name)
                for block in blocks),
            "Pass the merged out and lse of forward: probabilities are those of all keys.")
     for other, gradient in zip("qkv", gradients, strict=True):
         if other != name:
-            yield (f"that of {other}", sequence.piece(gradient),
+            yield ("swapped", f"that of {other}", sequence.piece(gradient),
                    "backward returns dq, dk and dv, in the order of the inputs.")
-    yield f"1/{ranks} of it", sequence.piece(whole) / ranks, "A sum over ranks, not a mean."
-    yield "zero", torch.zeros_like(sequence.piece(whole)), ""
-    yield "√d times it", sequence.piece(whole) * math.sqrt(sequence.shape.d), ""
-    yield ("1/√d of it", sequence.piece(whole) / math.sqrt(sequence.shape.d),
+    yield ("mean_not_sum", f"1/{ranks} of it", sequence.piece(whole) / ranks,
+           "A sum over ranks, not a mean.")
+    yield "zero_gradient", "zero", torch.zeros_like(sequence.piece(whole)), ""
+    root = math.sqrt(sequence.shape.d)
+    yield "wrong_scale", "√d times it", sequence.piece(whole) * root, ""
+    yield ("scaled_twice", "1/√d of it", sequence.piece(whole) / root,
            "block_backward has divided by √d.")
 
 
 def _missing_blocks(order, parts) -> Iterator[Found]:
     for missing, source in enumerate(order):
         rest = [part for number, part in enumerate(parts) if number != missing]
-        yield (f"the attention to all keys but those of rank {source} of the group",
-               _merged(rest), _ALL_ROUNDS)
+        yield ("piece_missing", f"the attention to all keys but those of rank {source} of the "
+               "group", _merged(rest), _ALL_ROUNDS)
 
 
 def _other_masks(sequence, order) -> Iterator[Found]:
     ranks, rank, tokens = len(sequence.places), sequence.rank, sequence.shape.tokens
     everything = torch.ones(tokens, tokens, dtype=torch.bool, device=sequence.positions.device)
-    yield ("the attention without a causal mask",
+    yield ("not_causal", "the attention without a causal mask",
            _merged([_part(sequence, source, visible=everything) for source in order]),
            _BY_POSITION)
-    yield ("the attention with each block masked by local index, as if all were on the diagonal",
+    yield ("masked_by_local_index", "the attention with each block masked by local index, as if "
+           "all were on the diagonal",
            _merged([_part(sequence, source, visible=everything.tril()) for source in order]),
            _BY_POSITION)
     own = _visible(sequence, rank, rank) & ~torch.eye(tokens, dtype=torch.bool,
                                                       device=everything.device)
-    yield ("the attention without each query's own key",
+    yield ("own_key_masked", "the attention without each query's own key",
            _merged([_part(sequence, source, visible=own if source == rank else None)
                     for source in order]), _BY_POSITION)
     by_rank = [everything if source < rank else everything.tril() if source == rank
                else ~everything for source in range(ranks)]
-    yield ("the attention masked as if each rank had the tokens after those of the rank before",
+    yield ("masked_by_rank", "the attention masked as if each rank had the tokens after those of "
+           "the rank before",
            _merged([_part(sequence, source, visible=by_rank[source]) for source in order]),
            _BY_POSITION)
 

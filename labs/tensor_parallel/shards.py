@@ -207,25 +207,27 @@ def _judge_start(found, model, cuts, group):
     # on every rank, weights drawn anew.
     for name, want in model.named_parameters():
         if largest_difference(found[name], want.detach()) > UNCHANGED:
-            cause = _wrong_cut(found[name], want.detach(), cuts.get(name))
+            code, what = _wrong_cut(found[name], want.detach(), cuts.get(name))
             raise Wrong(f"rank {dist.get_rank(group)}, parameter {name!r} before the first step: "
-                        f"{cause}", _HINT_SHAPE, code="wrong_part")
+                        f"{what}", _HINT_SHAPE, code=code)
 
 
-def _wrong_cut(got, want, cut) -> str:
+def _wrong_cut(got, want, cut) -> tuple[str, str]:
+    """(code, what is wrong)."""
     if cut is None:
-        return "its numbers are not those of the model"
+        return "wrong_initial_value", "its numbers are not those of the model"
     dimension, sizes = cut
     pieces, wanted = (list(tensor.split(sizes[0], dimension)) for tensor in (got, want))
     same: Callable = lambda a, b: a.shape == b.shape and torch.equal(a, b)  # noqa: E731
     if all(same(piece, pieces[0]) for piece in pieces):
-        return "every rank holds the same part"
+        return "same_part", "every rank holds the same part"
     if all(same(piece, want.narrow(dimension, rank, want.shape[dimension] - rank)
                 .index_select(dimension, torch.arange(0, want.shape[dimension] - rank, len(sizes),
                                                       device=want.device)))
            for rank, piece in enumerate(pieces)):
-        return "its rows were dealt out in turn, so that every head is divided among the ranks"
+        return "dealt_out", ("its rows were dealt out in turn, so that every head is divided among "
+                             "the ranks")
     wrong = next((rank for rank, pair in enumerate(zip(pieces, wanted, strict=False))
                   if not same(*pair)), 0)
-    return (f"the part of rank {wrong} is not part {wrong} of {len(sizes)} of the model's "
-            f"{'rows' if dimension == 0 else 'columns'}")
+    return "wrong_part", (f"the part of rank {wrong} is not part {wrong} of {len(sizes)} of the "
+                          f"model's {'rows' if dimension == 0 else 'columns'}")

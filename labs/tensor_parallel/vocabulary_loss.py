@@ -131,16 +131,17 @@ def _judge_loss(run, who):
                     "first. And a token whose target is -100 must not be looked up.",
                     code="not_finite")
     is_, should_be = format_distinct(got, want, digits=5)
-    cause, hint = next(((f": {said}", hint) for value, said, hint in _causes(run)
-                        if abs(got - value) <= LOSS * max(1.0, abs(value))),
-                       ("", "log Σ exp over all ranks' logits, minus the target's logit, which one "
-                            "rank has; the mean over the targets that are not -100."))
+    code, cause, hint = next(
+        ((code, f": {said}", hint) for code, value, said, hint in _causes(run)
+         if abs(got - value) <= LOSS * max(1.0, abs(value))),
+        ("wrong_loss", "", "log Σ exp over all ranks' logits, minus the target's logit, which one "
+                           "rank has; the mean over the targets that are not -100."))
     raise Wrong(f"{who}: the loss is {is_}, the reference's is {should_be}{cause}", hint,
-                code="wrong_loss")
+                code=code)
 
 
 def _causes(run):
-    """(the loss that a mistake leads to, what it is, a hint)."""
+    """(code, the loss that a mistake leads to, what it is, a hint)."""
     logits, targets = run.whole.float().flatten(0, -2), run.targets.flatten()
     counted, rows = targets != IGNORED, run.case.vocabulary // run.ranks
     largest = logits.amax(-1, keepdim=True)  # (n, 1), where n is the number of tokens
@@ -150,16 +151,21 @@ def _causes(run):
     def mean(losses, count=0):
         return (losses * counted).sum().item() / (count or max(int(counted.sum()), 1))
 
-    yield (mean(each, targets.numel()), "the mean over all tokens, those with target -100 too",
-           "Divide by the number of targets that are not -100.")
+    yield ("ignored_counted", mean(each, targets.numel()), "the mean over all tokens, those with "
+           "target -100 too", "Divide by the number of targets that are not -100.")
     for shift in (largest[:, 0], 0 * largest[:, 0]):  # most subtract the maximum from all logits
-        yield ((each - shift * ~counted).mean().item(), "tokens whose target is -100 are counted, "
-               "with a target logit of zero", "They count neither in the sum nor in the number.")
-    yield mean(each, 1), "the sum, not the mean", "Divide by the number of tokens that count."
-    yield (mean(each - largest[:, 0]), "the maximum is subtracted, and not from the target's logit",
+        yield ("ignored_counted", (each - shift * ~counted).mean().item(), "tokens whose target is "
+               "-100 are counted, with a target logit of zero",
+               "They count neither in the sum nor in the number.")
+    yield ("sum_not_mean", mean(each, 1), "the sum, not the mean",
+           "Divide by the number of tokens that count.")
+    yield ("shift_not_undone", mean(each - largest[:, 0]), "the maximum is subtracted, and not "
+           "from the target's logit",
            "Subtract it from all logits, the target's too: then it cancels.")
-    yield run.ranks * mean(each), f"{run.ranks} times as large", "Sum each thing once."
-    yield mean(each) / run.ranks, f"1/{run.ranks} of it", "Nothing is averaged over the ranks."
+    yield ("wrong_scale", run.ranks * mean(each), f"{run.ranks} times as large",
+           "Sum each thing once.")
+    yield ("mean_not_sum", mean(each) / run.ranks, f"1/{run.ranks} of it",
+           "Nothing is averaged over the ranks.")
     for shifted in (logits - largest, logits):
         yield from _causes_of_one_rank(run, shifted, targets, mean)
     parts = logits.split(rows, -1)
@@ -168,8 +174,9 @@ def _causes(run):
                 for part, own in zip(parts, maxima, strict=True)).log()
     of_owner = maxima.gather(0, (targets // rows).clamp(min=0)[None])[0]
     for subtracted in (of_owner, maxima[run.own], 0):
-        yield (mean(total - target + subtracted), "each rank subtracts the largest of its own "
-               "logits", "One maximum for all: all-reduce it with ReduceOp.MAX.")
+        yield ("maximum_of_one_rank", mean(total - target + subtracted), "each rank subtracts the "
+               "largest of its own logits",
+               "One maximum for all: all-reduce it with ReduceOp.MAX.")
 
 
 def _causes_of_one_rank(run, logits, targets, mean):
@@ -179,19 +186,28 @@ def _causes_of_one_rank(run, logits, targets, mean):
     every, own = logits.logsumexp(-1), parts[run.own].logsumexp(-1)
     target = logits.gather(-1, targets.clamp(min=0)[:, None])[:, 0]
     here = targets // rows == run.own
-    yield (mean(own - target), "the sum of exponentials is that of this rank alone",
-           "All-reduce the sum of exp over the group.")
-    yield (mean(every - target * here), "the target's logit is zero where another rank has it",
+    yield ("exponentials_of_one_rank", mean(own - target), "the sum of exponentials is that of "
+           "this rank alone", "All-reduce the sum of exp over the group.")
+    yield ("target_of_one_rank", mean(every - target * here), "the target's logit is zero where "
+           "another rank has it",
            "All-reduce the target's logit: zero on all ranks but the one that has its row.")
-    yield (mean(own - target * here), "the loss over this rank's part of the vocabulary alone",
+    yield ("nothing_reduced", mean(own - target * here), "the loss over this rank's part of the "
+           "vocabulary alone",
            "The sum of exp and the target's logit are of all ranks: all-reduce both.")
+    # Cross-entropy as ever, on what this rank has: targets are made to fit, -100 too.
+    alone = own - parts[run.own].gather(-1, (targets % rows)[:, None])[:, 0]
+    for loss in (mean(alone), alone.mean().item()):
+        yield ("nothing_reduced", loss, "the loss over this rank's part of the vocabulary, with "
+               "targets modulo its size", "A target is a row of one rank alone, and the sum of exp "
+               "is of all ranks: all-reduce both.")
     local = [targets - rows * rank for rank in range(run.ranks)]  # row as each rank counts
     for places in ([at.clamp(0, rows - 1) for at in local],
                    [at * ((at >= 0) & (at < rows)) for at in local], [at % rows for at in local]):
         found = sum(part.gather(-1, at[:, None])[:, 0]
                     for part, at in zip(parts, places, strict=True))
-        yield (mean(every - found), "logits that ranks looked up for targets of others are in the "
-               "sum", "Put zeros where the target's row is on another rank, before the sum.")
+        yield ("targets_of_others", mean(every - found), "logits that ranks looked up for targets "
+               "of others are in the sum",
+               "Put zeros where the target's row is on another rank, before the sum.")
 
 
 def _judge_collectives(calls, run, who):
@@ -235,15 +251,18 @@ def _judge_gradient(run, who):
                         "A rank's gradient needs its own logits and the sums of forward only.",
                         code="extra_collective")
         return
-    cause, hint = next(((f": {said}", hint) for value, said, hint in _gradient_causes(run, want)
-                        if near(value)),
-                       ("", "softmax of this rank's logits, minus 1 at the target on the rank that "
-                            "has it, divided by the number of tokens that count; zero for -100."))
+    code, cause, hint = next(
+        ((code, f": {said}", hint) for code, value, said, hint in _gradient_causes(run, want)
+         if near(value)),
+        ("wrong_gradient", "", "softmax of this rank's logits, minus 1 at the target on the rank "
+                               "that has it, divided by the number of tokens that count; zero for "
+                               "-100."))
     raise Wrong(f"{who}: the gradient of the logits is not the reference's{cause}", hint,
-                code="wrong_gradient")
+                code=code)
 
 
 def _gradient_causes(run, want):
+    """(code, the gradient that a mistake leads to, what it is, a hint)."""
     targets, rows = run.targets, run.case.vocabulary // run.ranks
     counted = targets != IGNORED
     share = FACTOR / max(int(counted.sum()), 1)
@@ -252,32 +271,35 @@ def _gradient_causes(run, want):
     is_target = F.one_hot(targets.clamp(min=0) % rows, rows) * share
     minus_one = is_target * here[..., None]
     at_row_0 = F.one_hot((targets.clamp(min=0) % rows) * here, rows) * share
-    yield (softmax * counted[..., None], "the target's -1 is missing",
+    yield ("target_missing", softmax * counted[..., None], "the target's -1 is missing",
            "Where this rank has the target's row, the gradient is softmax - 1.")
     for elsewhere in (is_target, at_row_0):
-        yield ((softmax - elsewhere) * counted[..., None], "every rank subtracts 1 for the target",
+        yield ("targets_of_others", (softmax - elsewhere) * counted[..., None],
+               "every rank subtracts 1 for the target",
                "Only the rank that has the target's row subtracts 1.")
     for value, what in ((run.ranks * want, "it"),
                         (run.ranks * softmax * counted[..., None] - minus_one, "its softmax"),
                         (softmax * counted[..., None] - run.ranks * minus_one, "the target's -1")):
-        yield (value, f"{what} is {run.ranks} times too large",
+        yield ("summed_in_backward", value, f"{what} is {run.ranks} times too large",
                "All ranks have the same loss. torch.distributed.nn and functional collectives sum "
                "gradients in backward; ReduceFromRegion passes them on as they are.")
-    yield (want / FACTOR, "it does not depend on what comes after the loss",
+    yield ("summed_in_backward", sum(run.gradient.chunk(run.ranks, -1)), "it is the sum of all "
+           "ranks' parts", "A rank's logits have their own gradient: all-reduce nothing.")
+    yield ("upstream_ignored", want / FACTOR, "it does not depend on what comes after the loss",
            "Multiply by the gradient that backward is given.")
-    yield (want * int(counted.sum()), "it is that of the sum, not of the mean",
+    yield ("sum_not_mean", want * int(counted.sum()), "it is that of the sum, not of the mean",
            "Divide by the number of tokens that count.")
-    yield (softmax - minus_one, "tokens whose target is -100 have one",
+    yield ("ignored_counted", softmax - minus_one, "tokens whose target is -100 have one",
            "Their rows are zero.")
     at_largest = F.one_hot(run.local.detach().argmax(-1), rows)
-    yield (want - at_largest * want.sum(-1, keepdim=True), "the maximum has a gradient, too",
-           "Detach it: a constant that cancels.")
-    yield (softmax * here[..., None] - minus_one, "the log of the sum of exponentials has one only "
-           "on the rank that has the target", "Sum the target's logit over the ranks alone, and "
-           "subtract it from the log of the sum afterwards.")
-    yield (-minus_one, "the sum of exponentials has none",
+    yield ("maximum_not_detached", want - at_largest * want.sum(-1, keepdim=True),
+           "the maximum has a gradient, too", "Detach it: a constant that cancels.")
+    yield ("target_of_one_rank", softmax * here[..., None] - minus_one, "the log of the sum of "
+           "exponentials has one only on the rank that has the target", "Sum the target's logit "
+           "over the ranks alone, and subtract it from the log of the sum afterwards.")
+    yield ("exponentials_detached", -minus_one, "the sum of exponentials has none",
            "Only the maximum is detached: softmax is the gradient of the log of the sum.")
     own = run.part(run.whole.float()).softmax(-1) * share
-    yield ((own - minus_one) * counted[..., None],
+    yield ("exponentials_of_one_rank", (own - minus_one) * counted[..., None],
            "it is the softmax over this rank's part of the vocabulary alone",
            "Divide by the sum of all ranks.")
