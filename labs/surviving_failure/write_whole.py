@@ -106,6 +106,7 @@ def _judge_steps(write_whole, folder):
     for number, name in enumerate(kill_at_steps(lambda: write_whole(path, _data(1)))):
         _judge_version(path, 0, f"killed with SIGKILL just before its call {number + 1}, of "
                        f"os.{name}")
+    _write_after_kill(write_whole, path, _data(2))
 
 
 def _judge_order(write_whole, folder):
@@ -234,20 +235,31 @@ def _judge_kills(write_whole, folder, rng) -> tuple[int, int]:
         # Invariant: what a killed process has left does not stop the next one. Catches a temporary
         # file that is opened with "x", and a folder that is made without exist_ok.
         if killed.raised:
-            raise Wrong("write_whole raised an error in a process whose predecessor had been "
-                        f"killed: {killed.raised.strip().splitlines()[-1]}",
-                        "What a killed process has left must not stop the next one.",
-                        code="stumbles_over_remains")
+            raise _stumbles(killed.raised.strip().splitlines()[-1])
         saved = last if killed.acknowledged is None else killed.acknowledged
         last = _judge_version(path, saved, f"killed with SIGKILL while it wrote version "
                               f"{saved + 1} (kill {number} of {KILLS})")
         old += last == saved
-    write_whole(path, _data(last + 1))
+    _write_after_kill(write_whole, path, _data(last + 1))
     _judge_content(path, _data(last + 1), "after a whole write")
     # Invariant: at most one temporary file is left by a kill, and the next write replaces it.
     # Catches names with a random part or the process id: they fill the disk, one per kill.
     _judge_alone(path, f"after {KILLS} kills and one whole write")
     return old, KILLS - old
+
+
+def _write_after_kill(write_whole, path, data):
+    """Writes where a killed process may have left something. Raises Wrong where that fails."""
+    try:
+        write_whole(path, data)
+    except Exception as error:  # it has written before, with the same arguments
+        raise _stumbles(f"{type(error).__name__}: {error}") from error
+
+
+def _stumbles(error) -> Wrong:
+    return Wrong("write_whole raised an error in a process whose predecessor had been killed: "
+                 f"{error}", "What a killed process has left must not stop the next one.",
+                 code="stumbles_over_remains")
 
 
 def _seconds(write_whole, folder) -> float:

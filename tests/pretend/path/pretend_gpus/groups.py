@@ -1,6 +1,7 @@
 """torch.distributed: NCCL is asked for, and gloo carries the tensors, which are on the CPU."""
 
 import os
+import time
 
 import torch
 
@@ -20,7 +21,7 @@ def patch(module):
     """Replaces what makes process groups; `get_backend` says what was asked for."""
     original_init, original_new = module.init_process_group, module._new_group_with_tag
     original_backend = module.ProcessGroup._get_backend
-    original_check = module._check_single_tensor
+    original_check, original_destroy = module._check_single_tensor, module.destroy_process_group
     module._NCCL_AVAILABLE = True
     module.ProcessGroupNCCL = ProcessGroupNCCL
     module.__all__ += ["ProcessGroupNCCL"]
@@ -66,7 +67,16 @@ def patch(module):
                 module.get_world_size() > 1 and "nccl" in str(module.get_backend()).lower():
             raise _duplicate()
 
+    def destroy_process_group(group=None):
+        # A script's rank ends next. Where cores are busy, gloo's thread may not have dropped its
+        # reference to the last tensor yet: it then waits for an interpreter that ends, which ends
+        # the thread inside of C++, and the rank, "terminate called without an active exception".
+        if os.environ.get("TORCHELASTIC_RUN_ID"):
+            time.sleep(0.2)
+        original_destroy(group)
+
     module._check_single_tensor = _check_single_tensor
+    module.destroy_process_group = destroy_process_group
     module.init_process_group, module._new_group_with_tag = init_process_group, _new_group_with_tag
     module.ProcessGroup._get_backend = _get_backend
 
