@@ -81,8 +81,8 @@ class Student:
     def start_kernel(self):
         """Of a notebook in ~/workbook/work, as JupyterLab asks for it."""
         runtime = self.home / "runtime"
-        assert leaks.until(lambda: list(runtime.glob("jpserver-*.json")), 60), self.said()
-        server = json.loads(next(runtime.glob("jpserver-*.json")).read_text())
+        assert leaks.until(self.server, 60), self.said()
+        server = self.server()
         self.api, self.token = f"{server['url']}api/kernels", {"token": server["token"]}
         assert leaks.until(self.answers, 30), self.said()
         self.kernel = requests.post(self.api, params=self.token, timeout=30, json={
@@ -90,6 +90,12 @@ class Student:
         self.client = client.BlockingKernelClient()
         self.client.load_connection_file(str(runtime / f"kernel-{self.kernel}.json"))
         self.client.start_channels(iopub=False, stdin=False, hb=False)
+
+    def server(self) -> dict | None:
+        """What it says of itself; None before its file is there, and while it is written."""
+        with contextlib.suppress(StopIteration, ValueError):
+            return json.loads(next((self.home / "runtime").glob("jpserver-*.json")).read_text())
+        return None
 
     def answers(self) -> bool:
         with contextlib.suppress(requests.ConnectionError):
