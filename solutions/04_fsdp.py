@@ -26,8 +26,8 @@
 # ## What is trained here
 #
 # A GPT-2, on as many ranks as suit this machine: the next cell prints its sizes, and any of them can
-# be changed. The checks train a smaller one, so that they take seconds. On a busy machine torch's
-# imports alone take 10 to 20 seconds.
+# be changed. The checks train a smaller one, so that they take seconds. The first launch waits until
+# torch is imported.
 
 # %%
 import torch

@@ -65,8 +65,8 @@ my_guess = 0.5
 labs.guess("5.1", "share of the step that is communication", my_guess)
 
 # %% [markdown]
-# The next cell records five steps and keeps the fastest: what disturbs a step makes it longer. If it
-# took over a third longer or shorter than steps without the profiler, the machine was busy: it records
+# The next cell records up to five steps, until two took as long, and keeps the fastest: what disturbs
+# a step makes it longer. If it took over a third longer or shorter than steps without the profiler, the machine was busy: it records
 # again, and at last refuses to draw.
 
 # %%

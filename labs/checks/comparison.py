@@ -231,6 +231,12 @@ def model_of(preset: Preset) -> nn.Module:
     return models.gpt2(preset.layers, preset.hidden, preset.heads, preset.context)
 
 
+def config_of(preset: Preset) -> Any:
+    """The configuration of `model_of`, without its tensors: to make these takes a hundred times as
+    long, on the meta device too."""
+    return models.gpt2_config(preset.layers, preset.hidden, preset.heads, preset.context)
+
+
 def batches(preset: Preset, steps: int) -> list[dict[str, torch.Tensor]]:
     """On a rank: its own batches, on its device."""
     return [{name: value.to(devices.device()) for name, value in batch.items()} for batch in

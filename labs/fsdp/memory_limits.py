@@ -8,6 +8,7 @@ it. `ProcessOverhead` is measured for what is no tensor.
 """
 
 import ctypes
+import functools
 import gc
 import math
 import mmap
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 
 import torch
 
-from labs.checks.comparison import batches, build, model_of
+from labs.checks.comparison import batches, build, config_of, model_of
 from labs.checks.verdicts import shows
 from labs.meters import memory
 from labs.meters.metrics import Metric
@@ -68,6 +69,7 @@ def parameters(layers: int) -> int:
     return parameters_of(preset(layers))
 
 
+@functools.cache  # a search asks for the same sizes again and again
 def parameters_of(size: Preset) -> int:
     """Returns Ψ of a preset's model."""
     with torch.device("meta"):
@@ -89,10 +91,8 @@ def predicted_peak(name: str, layers: int, ranks: int | None = None) -> Memory:
 def predicted_peak_of(size: Preset, **options) -> Memory:
     """Returns the bytes of one rank's tensors at the peak of a step of the preset's GPT-2. options:
     as for labs.predictions.memory.predict.predict."""
-    with torch.device("meta"):
-        config = model_of(size).config
-    return predict(config, batch=size.batch, sequence=size.context, ranks=size.ranks, inputs=True,
-                   **options)["peak"]
+    return predict(config_of(size), batch=size.batch, sequence=size.context, ranks=size.ranks,
+                   inputs=True, **options)["peak"]
 
 
 def needed(name: str, layers: int, ranks: int | None = None) -> float:

@@ -91,10 +91,12 @@ def show_ahead(preset: Preset, forward_prefetch: Callable,
                ahead: tuple[int, ...] = (0, 1, 2)) -> Table:
     """Returns a table of recorded steps by how many units forward prefetches ahead: how long the
     ranks wait in forward, and how much memory the gathered blocks take."""
-    runs = recorded_runs.record_runs([
+    runs = recorded_runs.record_clearly([
         RunConfig(preset, f"{number} ahead",
                   configure=partial(with_ahead, forward_prefetch, number))
-        for number in ahead], recorded_runs.RECORDINGS, measure=trace_units.exposed_in_forward)
+        for number in ahead], recorded_runs.FEW_ROUNDS, recorded_runs.RECORDINGS,
+        measure=trace_units.exposed_in_forward)
+    recorded_runs.require_usual({run.config.name: run for run in runs})
     return ahead_table(ahead, [1e3 * fmean(map(trace_units.exposed_in_forward, run))
                                for run in runs],
                        [trace_units.most_gathered(run[0], "forward") for run in runs],

@@ -41,6 +41,7 @@ from labs.workers.progress import status
 from labs.workers.slow_link import Link, proportional_link, slow_link
 
 FOLDER = "fsdp_profiling"  # of the traces, in `experiments_folder`
+LAPTOP_BATCH = 12  # sequences of a rank's step
 WARM_UP = 2  # steps before those that are recorded
 BYTES, LATENCY = 0.7, 0.008  # of a step's computing: how long all its bytes take, and a latency
 # On two cores, what is in flight slows down what hides it; that must not outweigh what it hides.
@@ -48,8 +49,9 @@ SLOW_BYTES = 1.5  # BYTES of the slow runs
 HEALTHY_RATIO, SLOW_RATIO = 2.0, 5.0  # of the longest to the shortest computing of the ranks
 SIMILAR_WAITS, UNEQUAL_WAITS = 0.4, 0.6  # of a step that one rank waits longer than another
 SHORT_LOADING, LONG_LOADING = 0.1, 0.5  # of a step that the data loader takes
-# Of a run; one is kept, the fastest: another program only makes a step longer.
+# Of a run, at most; one is kept, the fastest: another program only makes a step longer.
 RECORDINGS, FEW_RECORDINGS = 5, 3
+AS_LONG = 1.05  # the second fastest step over the fastest, at most, where neither was disturbed
 SLOWER = 1.05  # a faulty run's step, over that of the healthy one, at least
 ROUNDS, FEW_ROUNDS = 8, 4  # of recording: if a check judges the seconds; if they are only shown
 TIME_BUDGET = 45  # seconds after which no further round begins: so busy a machine will stay busy
@@ -109,7 +111,7 @@ def preset(**changes: int) -> Preset:
     more tokens, because then a step is longer than what disturbs it."""
     chosen = presets.preset()
     if chosen.name == "laptop":
-        chosen = replace(chosen, layers=4, batch=12)
+        chosen = replace(chosen, layers=4, batch=LAPTOP_BATCH)
     return replace(chosen, **changes)
 
 
@@ -117,9 +119,10 @@ def record_runs(configs: list[RunConfig], recordings: int = 1, share: float | No
                 measure: Callable[[Trace], float] | None = None) -> list[RecordedRun]:
     """Records runs one after the other on the same ranks, and reads their files.
 
-    recordings: of each run's step; returned is the one of which `measure`, as the mean over the
-    ranks, is the least, or, without it, the fastest. share: of a step's computing that its bytes
-    take on the slow link, where the ranks are on a CPU; None: no slow link.
+    recordings: of each run's step, at most: two that take as long end it. Returned is the one of
+    which `measure`, as the mean over the ranks, is the least, or, without it, the fastest. share:
+    of a step's computing that its bytes take on the slow link, where the ranks are on a CPU; None:
+    no slow link.
     """
     folder = experiments_folder() / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
@@ -154,15 +157,16 @@ def _proportional(preset, share) -> Link:
 
 
 def record_clearly(configs: list[RunConfig], rounds: int = ROUNDS, recordings: int = 1,
-                   share: float = BYTES, beside_first: bool = False) -> list[RecordedRun]:
+                   share: float = BYTES, beside_first: bool = False,
+                   measure: Callable[[Trace], float] | None = None) -> list[RecordedRun]:
     """Records the runs, and up to `rounds` times in all those whose seconds contradict their fault;
     no round begins later than TIME_BUDGET seconds.
 
-    recordings, share: as for `record_runs`. beside_first: the first run is healthy, and on a slow
-    link all others must be slower.
+    recordings, share, measure: as for `record_runs`. beside_first: the first run is healthy, and on
+    a slow link all others must be slower.
     """
     began = time.monotonic()
-    runs = record_runs(configs, recordings, share)
+    runs = record_runs(configs, recordings, share, measure)
     for turn in range(2, rounds + 1):
         noisy = [number for number, one in enumerate(runs)
                  if contradiction(one) or not is_usual(one)]
@@ -172,7 +176,7 @@ def record_clearly(configs: list[RunConfig], rounds: int = ROUNDS, recordings: i
         if not noisy or time.monotonic() - began > TIME_BUDGET:
             break
         with status(f"this machine was busy: turn {turn} of at most {rounds}"):
-            again = record_runs([configs[number] for number in noisy], recordings, share)
+            again = record_runs([configs[number] for number in noisy], recordings, share, measure)
         for number, one in zip(noisy, again, strict=True):
             runs[number] = one
     return runs
@@ -232,9 +236,17 @@ def _record(config, link, recordings, measure, folder) -> tuple[Trace, float | N
                 dist.barrier()
                 measured.append(throughput.timed(step))
             recorded.append(record_step(step, config.stacks))
+            if _is_undisturbed(recorded):
+                break
         usual = None if config.stacks else usual_seconds(
             of_slowest_rank([one.seconds for one in recorded]), of_slowest_rank(measured))
     return _least_disturbed(recorded, file, measure), usual
+
+
+def _is_undisturbed(recorded) -> bool:
+    """On a rank: whether the two fastest steps took as long. All ranks say the same."""
+    fast = sorted(of_slowest_rank([one.seconds for one in recorded]))[:2]
+    return len(fast) == 2 and fast[1] <= AS_LONG * fast[0]
 
 
 def _least_disturbed(recorded, file, measure) -> Trace:

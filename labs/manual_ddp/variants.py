@@ -37,7 +37,7 @@ from labs.workers.progress import status
 from labs.workers.slow_link import proportional_link, slow_link
 
 Wrap = Callable[[nn.Module], nn.Module]
-ROUNDS = 5  # of the comparison, and recorded steps of each variant; one of these is drawn
+ROUNDS = 4  # of the comparison, and recorded steps of each variant; one of these is drawn
 # Of the first variant's step, on a CPU: its bytes on the link, and one collective's latency. So
 # sending takes half as long as computing, and a call for each tensor takes longer than its bytes:
 # what the variants differ in is larger than what a busy machine adds.

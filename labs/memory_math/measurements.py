@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from labs.checks.comparison import batches, build, model_of
+from labs.checks.comparison import batches, build, config_of, model_of
 from labs.meters import memory
 from labs.meters.allocations import read_profile
 from labs.predictions.memory.predict import predict
@@ -94,7 +94,7 @@ def measure_precisions(preset: Preset) -> dict[str, PrecisionMemory]:
     device = devices.plan(1).device
     found = {}
     for name, report in reports.items():
-        predicted = predict(model_of(preset).config, batch=preset.batch, sequence=preset.context,
+        predicted = predict(config_of(preset), batch=preset.batch, sequence=preset.context,
                             recipe=name, device=device, threads=1)["forward"].activations
         found[name] = PrecisionMemory(report.phases["backward"],
                                       report.phases["forward"].activations, predicted)

@@ -7,7 +7,7 @@ import torch
 from torch.utils.checkpoint import set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode
 
-from labs.checks.comparison import compare, model_of
+from labs.checks.comparison import compare, config_of, model_of
 from labs.checks.verdicts import shows
 from labs.meters import memory, throughput
 from labs.meters.metrics import Metric
@@ -91,7 +91,7 @@ def measure_strategies(names: Sequence[str], preset: Preset, ranks: int,
     preset = replace(preset, ranks=ranks)
     plan = devices.plan(ranks, device)
     predicted = {name: predict(
-        model_of(preset).config, batch=preset.batch, sequence=preset.context, ranks=ranks,
+        config_of(preset), batch=preset.batch, sequence=preset.context, ranks=ranks,
         strategy=name.lower(), device=plan.device, backend=plan.library) for name in names}
     found = compare({name: STRATEGIES[name] for name in names}, preset, device=device, quiet=True)
     return [RankMemory(name, ranks, found.parameters, found.tensors, found.results[name].report,

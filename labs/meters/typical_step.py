@@ -87,17 +87,18 @@ def record_in_turns(steps: Mapping[str, Callable[[], object]],
     it, so that what disturbs this machine for a while disturbs all alike.
 
     steps: name -> function that does one step; labelled: the same with a label around each phase.
-    Rounds before those that count warm up, as for `throughput.seconds_per_step`.
+    Before the rounds that count, one warms up, or as many as a GPU needs.
     """
     found = {name: _Recordings() for name in steps}
-    for round_ in range(throughput.warmup_rounds() + rounds):
+    warmup = throughput.warmup_rounds(1)  # of three steps each
+    for round_ in range(warmup + rounds):
         for name, step in steps.items():
             # Not timed: the profiler's stop and the variant before gave memory back to the system,
             # and the first step that takes it anew pays for each page.
             step()
             dist.barrier()
             measured, recorded = throughput.timed(step), record_step(labelled[name])
-            if round_ >= throughput.warmup_rounds():
+            if round_ >= warmup:
                 found[name].add(recorded, measured)
     return {name: one.typical() for name, one in found.items()}
 

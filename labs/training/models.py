@@ -2,6 +2,7 @@
 exact checks."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,17 +17,24 @@ VOCABULARY = 256  # the data is bytes
 
 def gpt2(layers: int = 4, hidden: int = 128, heads: int = 4, context: int = 64,
          seed: int = 0) -> nn.Module:
-    """Returns a GPT-2 of Hugging Face's classes with random weights, over bytes. It has no dropout,
-    so that ranks and repeated runs compute the same numbers."""
-    from transformers import GPT2Config, GPT2LMHeadModel
+    """Returns a GPT-2 of Hugging Face's classes with random weights, over bytes."""
+    from transformers import GPT2LMHeadModel
 
     torch.manual_seed(seed)
-    model = GPT2LMHeadModel(GPT2Config(
-        vocab_size=VOCABULARY, n_positions=context, n_embd=hidden, n_layer=layers, n_head=heads,
-        embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0, use_cache=False,
-        bos_token_id=None, eos_token_id=None))
+    model = GPT2LMHeadModel(gpt2_config(layers, hidden, heads, context))
     model.loss_type = "ForCausalLM"  # the default; left unset, transformers warns on every rank
     return model
+
+
+def gpt2_config(layers: int, hidden: int, heads: int, context: int) -> Any:
+    """Returns the GPT2Config of `gpt2`. It has no dropout, so that ranks and repeated runs compute
+    the same numbers."""
+    from transformers import GPT2Config
+
+    return GPT2Config(
+        vocab_size=VOCABULARY, n_positions=context, n_embd=hidden, n_layer=layers, n_head=heads,
+        embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0, use_cache=False,
+        bos_token_id=None, eos_token_id=None)
 
 
 def llama(layers: int = 4, hidden: int = 128, heads: int = 8, kv_heads: int = 4,

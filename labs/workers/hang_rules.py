@@ -16,11 +16,15 @@ STALL_NOTICE = 10.0  # seconds without a sign of progress until the student read
 
 def first_failure(handles: Sequence[RankHandle]) -> Outcome | None:
     """The outcome that made the launch fail, or None. Returns None during a short grace period:
-    peers' connection errors often arrive before the exception or the death that caused them."""
+    peers' connection errors often arrive before the exception or the death that caused them, and
+    a rank that still works may be about to raise the same error."""
     root = outcomes.root_cause([handle.outcome for handle in handles if handle.settled])
-    if root is None or all(handle.settled for handle in handles):
+    running = [handle for handle in handles if not handle.settled]
+    if root is None or not running:
         return root
-    grace = 0.5 if root.kind is Kind.LOST_CONNECTION or root.kind.is_death else 0.1
+    is_clear = root.kind is not Kind.LOST_CONNECTION and not root.kind.is_death
+    others_wait = all(handle.position and handle.position["collective"] for handle in running)
+    grace = 0.1 if is_clear and others_wait else 0.5
     return root if time.time() - root.failed_at > grace else None
 
 

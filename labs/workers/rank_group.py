@@ -28,6 +28,7 @@ class RankGroup:
         self.progress = ProgressBars(options.quiet)
         self.stall_notice = hang_rules.StallNotice()
         self.began = time.monotonic()
+        self.asked = 0.0  # when `_ask_whether_others_wait` last asked
 
     def run(self) -> list:
         """What the function returned on each rank. Raises RankFailed, RanksStuck, Interrupted."""
@@ -157,13 +158,23 @@ class RankGroup:
             raise RanksStuck("the ranks are not in the same collective",
                              self._mismatched_outcomes(mismatch.by_rank), mismatch.sentence,
                              code="collectives_differ")
-        if hang_rules.first_failure(self.handles):
-            raise failure(self._outcomes())
+        if any(h.settled and h.outcome.kind.is_failure for h in self.handles):
+            self._ask_whether_others_wait()
+            if hang_rules.first_failure(self.handles):
+                raise failure(self._outcomes())
         if stuck := hang_rules.stuck_reason(self.handles, self.options.hang_after):
             code, reason = stuck
             raise RanksStuck(reason, self._outcomes(), code=code)
         if hang_rules.timed_out(self.handles, self.options.timeout):
             raise self._timeout()
+
+    def _ask_whether_others_wait(self):
+        """Asks those that still run, at most ten times a second."""
+        if time.monotonic() - self.asked > 0.1:
+            self.asked = time.monotonic()
+            for handle in self.handles:
+                if not handle.settled:
+                    handle.ask_position()
 
     def _timeout(self) -> RanksStuck:
         timeout, found = self.options.timeout, self._outcomes()

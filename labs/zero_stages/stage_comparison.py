@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from labs.checks.comparison import Comparison, Measured, compare, model_of
+from labs.checks.comparison import Comparison, Measured, compare, config_of, model_of
 from labs.checks.guesses import guessed
 from labs.checks.verdicts import shows
 from labs.meters import memory
@@ -88,7 +88,7 @@ class Expected:
             return None
         preset = comparison.preset
         plan = devices.plan(preset.ranks)
-        return predict(model_of(preset).config, batch=preset.batch, sequence=preset.context,
+        return predict(config_of(preset), batch=preset.batch, sequence=preset.context,
                        ranks=preset.ranks, device=plan.device, backend=plan.library,
                        **self.options)[moment]
 

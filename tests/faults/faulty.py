@@ -31,6 +31,11 @@ def raises_on_all():
     raise ValueError("not this one")
 
 
+def raises_on_all_one_after_the_other():
+    time.sleep(0.2 * dist.get_rank())
+    raise ValueError("not this one")
+
+
 def raises_on_rank_0_while_others_wait():
     if dist.get_rank() == 0:
         time.sleep(0.3)

@@ -15,9 +15,11 @@ from import_hooks import spec_by_others
 # module -> its constants
 CONSTANTS = {
     "labs.zero_stages.lifecycle_recording": {"STEPS": 2},
+    "labs.meters.typical_step": {"MAX_DEVIATION": float("inf")},  # of one step from another one
     "labs.faults.slow_rank": {"EXTRA_COMPUTING": 6, "LOADING": 1},
-    "labs.fsdp_profiling.recorded_runs": {"WARM_UP": 1, "RECORDINGS": 1, "FEW_RECORDINGS": 1,
-                                      "ROUNDS": 1, "FEW_ROUNDS": 1}}
+    "labs.fsdp_profiling.recorded_runs": {"LAPTOP_BATCH": 2, "WARM_UP": 1, "RECORDINGS": 1,
+                                          "FEW_RECORDINGS": 1, "ROUNDS": 1, "FEW_ROUNDS": 1},
+    "labs.scaling.lost_time_runs": {"WARM_UP": 1, "RECORDINGS": 1, "ROUNDS": 1, "EXTRA": 2}}
 # module -> function -> the most that each of these arguments may be
 MOST = {
     "labs.meters.throughput": {"seconds_per_step": {"rounds": 1, "warmup": 1, "repeat": 1}},

@@ -1,6 +1,7 @@
 """Notebook 05's harness: injected faults are in the traces; what it draws, what it models."""
 
 import json
+import math
 import re
 import sys
 from dataclasses import dataclass, replace
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import cloudpickle
 import pytest
+import torch.distributed as dist
 from _build.definitions import definitions
 
 import labs.fsdp_profiling as lab
@@ -148,6 +150,24 @@ def test_of_several_recordings_the_least_disturbed_is_kept(tmp_path):
     assert launch(_kept, tmp_path, ranks=1, quiet=True) == [
         [(2.0, [2.0]), (2.0, everything), (4.0, everything)]]
     assert [path.name for path in tmp_path.iterdir()] == ["kept.json"]
+
+
+def _how_many(seconds_by_rank):
+    """After how many recordings a rank stops: of each the seconds, on this rank."""
+    recorded = []
+    for seconds in seconds_by_rank[dist.get_rank()]:
+        recorded.append(_Recorded(seconds, []))
+        if recorded_runs._is_undisturbed(recorded):
+            break
+    return len(recorded)
+
+
+def test_recording_ends_when_two_steps_took_as_long_on_the_slowest_rank():
+    by_rank = [(2.0, 1.0, 1.0, 1.4, 9.0), (1.0, 3.0, 1.5, 1.0, 9.0)]  # 2, 3, 1.5, 1.4
+    assert launch(_how_many, by_rank, ranks=2, quiet=True) == [5, 5]
+    by_rank[1] = (1.0, 3.0, 1.45, 1.0, 9.0)
+    assert launch(_how_many, by_rank, ranks=2, quiet=True) == [4, 4]
+    assert launch(_how_many, [(1.0, 1.04)] * 2, ranks=2, quiet=True) == [2, 2]
 
 
 def test_the_files_lie_where_it_says(healthy):
@@ -403,12 +423,23 @@ def test_throughput_is_measured_in_turns_on_the_link(solution):
 
 
 @pytest.mark.slow
-def test_blocks_gathered_ahead_take_memory(solution):
+def test_blocks_gathered_ahead_take_memory(solution, monkeypatch):
+    # Other tests run at the same time: only what is counted is judged.
+    monkeypatch.setattr(typical_step, "MAX_DEVIATION", math.inf)
+    monkeypatch.setattr(recorded_runs, "FEW_ROUNDS", 1)
     table = lab.show_ahead(SMALL, solution.forward_prefetch)
     assert [row[0] for row in table.rows] == [0, 1, 2]
     assert [row[2] for row in table.rows] == [1, 2, 3]
     block = 4 * (12 * SMALL.hidden**2 + 13 * SMALL.hidden) / 1e6
     assert [row[3] for row in table.rows] == [f"{n * block:.2f}" for n in (1, 2, 3)]
+
+
+@pytest.mark.slow
+def test_steps_that_another_program_disturbed_are_not_shown(solution, monkeypatch):
+    monkeypatch.setattr(typical_step, "MAX_DEVIATION", 0.0)
+    monkeypatch.setattr(recorded_runs, "FEW_ROUNDS", 1)
+    with pytest.raises(typical_step.NotTypical, match="run the cell that recorded it again"):
+        lab.show_ahead(SMALL, solution.forward_prefetch, ahead=(1,))
 
 
 def test_a_small_collective_costs_the_wait():
