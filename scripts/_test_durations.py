@@ -9,7 +9,7 @@ from pathlib import Path
 
 PATH = Path(__file__).resolve().parent.parent / "tests" / "durations.json"
 CELLS = "all cells"  # of a notebook
-LEAST = 0.5  # seconds; shorter ones are not listed
+LEAST = 0.1  # seconds; shorter ones are not listed
 
 
 def of_report(report):

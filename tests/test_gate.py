@@ -111,7 +111,7 @@ def test_each_file_has_a_test_in_the_gate():
 
 REPORT = """<testsuites><testsuite>
 <testcase classname="tests.a.test_b.TestC" name="test_d[e.f]" file="tests/a/test_b.py" time="2.54"/>
-<testcase classname="tests.a.test_b" name="test_short" file="tests/a/test_b.py" time="0.1"/>
+<testcase classname="tests.a.test_b" name="test_short" file="tests/a/test_b.py" time="0.09"/>
 <testcase classname="x" name="Cell 1" file="solutions/00.ipynb" time="3"/>
 <testcase classname="x" name="Cell 2" file="solutions/00.ipynb" time="4"/>
 </testsuite></testsuites>"""
