@@ -135,9 +135,18 @@ WRONG = [
      "no_evidence loader")]
 
 
+def judged(answer):
+    """The verdict. Beside other tests on a slow machine, eight recordings may be too noisy for the
+    check to judge by their seconds, and then it says so."""
+    verdict = lab.check_diagnose(answer)
+    if "cannot be judged now" in verdict.sentence:
+        pytest.skip(verdict.sentence)
+    return verdict
+
+
 @pytest.mark.parametrize("answer, expected", WRONG)
 def test_wrong(answer, expected):
-    assert_rejected(lab.check_diagnose(answer), expected)
+    assert_rejected(judged(answer), expected)
 
 
 class Right:
@@ -175,12 +184,12 @@ class Right:
     by_seconds(of_the_step(0.12), 2.1),
     by_seconds(of_the_step(0.48), 4.8)])
 def test_right(answer):
-    verdict = lab.check_diagnose(answer)
+    verdict = judged(answer)
     assert verdict.passed is True, verdict
 
 
 @pytest.mark.parametrize("answer, hint", [
     (by_seconds(twice_the_healthy, 3), "compare it with its own step")])
 def test_the_hint_leads_on(answer, hint):
-    verdict = lab.check_diagnose(answer)
+    verdict = judged(answer)
     assert verdict.passed is False and hint in verdict.hint, verdict
