@@ -88,6 +88,14 @@ def _judge_all(check, answers):
     return verdicts
 
 
+def asked_for(request: pytest.FixtureRequest, parameter: str) -> set:
+    """The values that a parameter has in those tests of this file that are run: a fixture that
+    judges answers in one launch leaves out what nobody asks for."""
+    return {item.callspec.params[parameter] for item in request.session.items
+            if item.path == request.path and hasattr(item, "callspec")
+            and parameter in item.callspec.params}
+
+
 def judge_all(check: Callable, wrong: Sequence[tuple], right: Sequence, ranks: int) -> None:
     """Asserts, in one launch, that each wrong answer is rejected for its reason, and each right one
     accepted; in the gate, some of them. wrong: (answer, expected), as of `is_rejected`; an answer

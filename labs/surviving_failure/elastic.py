@@ -152,14 +152,14 @@ def _judge_kills(script, plan, alone, losses, rng) -> int:
     first = Crash(0, save=1, call=calls[0] - 1) if calls[0] else Crash(1, save=1, call=0)
     starts = [Start(2, first), Start(2, Crash(own, save=0, call=rng.randrange(calls[own]))),
               Start(2, Crash(rng.randrange(2), EVERY + rng.randrange(1, EVERY))), Start(2)]
-    return _judge_all(_run(script, DROPOUT, starts), starts, plan, losses, 0.0)
+    return _judge_all(_run(script, DROPOUT, starts), starts, plan, losses, 0.0, alone)
 
 
-def _judge_all(found: Sequence[Started], starts, plan, losses, rounding) -> int:
+def _judge_all(found: Sequence[Started], starts, plan, losses, rounding, alone=None) -> int:
     """Judges one start after the other; returns the most steps that were run again."""
     allowed, when, again, killed_at = {0}, f"{name_of(starts[0])}", 0, 0
     for started in found:
-        at = judge_start(started, plan, killed_at, allowed, when, losses, rounding)
+        at = judge_start(started, plan, killed_at, allowed, when, losses, rounding, alone)
         again = max(again, killed_at - at)
         if started.killed:
             allowed, killed_at, when = _after(started, at)

@@ -41,10 +41,12 @@ def name_of(start: Start) -> str:
 
 
 def judge_start(started: Started, plan: Plan, killed_at: int, allowed: set[int], when: str,
-                losses: dict[int, float] | None = None, rounding: float = 0.0) -> int:
+                losses: dict[int, float] | None = None, rounding: float = 0.0,
+                alone: Started | None = None) -> int:
     """Raises Wrong unless all ranks went on from the same one of the `allowed` steps and trained as
     planned, to the end or to their kill; returns that step. killed_at: how many steps were done
-    when a rank was killed before. losses: those that they must have noted."""
+    when a rank was killed before. losses: those that they must have noted. alone: the run that
+    nobody killed, on as many ranks."""
     restart = f"{when}; started again on {name_of(started.start)}" if killed_at else when
     if not all(started.batches):
         _judge_end(started, restart, killed_at)
@@ -61,7 +63,7 @@ def judge_start(started: Started, plan: Plan, killed_at: int, allowed: set[int],
     _judge_batches(started, plan, at, restart)
     _judge_rates(started, plan, at, restart)
     if losses:
-        _judge_losses(started, losses, rounding, restart)
+        _judge_losses(started, losses, rounding, restart, alone)
     return at
 
 
@@ -210,7 +212,7 @@ def _judge_rates(started, plan, at, when):
                             "rate itself stands in the optimizer's.", code="wrong_learning_rate")
 
 
-def _judge_losses(started, losses, rounding, when):
+def _judge_losses(started, losses, rounding, when, alone):
     at = started.steps[0].step if started.steps else 0
     for step in started.steps:
         # Invariant: losses equal those without a kill. Which step is wrong first tells what was not
@@ -226,11 +228,19 @@ def _judge_losses(started, losses, rounding, when):
                         "loaded, but not all of the optimizer's state",
                         "Adam's moments and their step count: the second step shows them.",
                         code="optimizer_state_missing")
-        if not rounding:
+        if alone and _draws_others(started, alone, at):
             raise Wrong(f"{sentence}; without dropout it was right: the random numbers are others",
                         "Save the state of each rank's generator, or set it in each step from the "
                         "step's and the rank's number: then there is nothing to save.",
                         code="other_random_numbers")
         raise Wrong(f"{sentence}: the parameters are not those of step {at}",
+                    _HALF if "while it saved" in when else
                     "What was saved must be loaded into the module on every rank: set_state_dict, "
                     "or module.load_state_dict.", code="parameters_not_loaded")
+
+
+def _draws_others(started, alone, step) -> bool:
+    """Whether a rank begins its first step with other random numbers than where nobody is killed.
+    """
+    return any(own[:1] != same[step:step + 1] for own, same in
+               zip(started.random_states, alone.random_states, strict=True))

@@ -186,8 +186,8 @@ def forward_causes(sequence: WholeSequence) -> Iterator[Found]:
            _ALL_ROUNDS)
     if ranks > 2:
         yield from _missing_blocks(order, parts)
-    yield ("counted_twice", "the attention with its own block counted twice: it came round the "
-           "whole ring", _merged([*parts, parts[0]]), "One round too many. " + _ALL_ROUNDS)
+    yield ("counted_twice", "the attention with its own block counted twice",
+           _merged([*parts, parts[0]]), _ALL_ROUNDS)
     outs = torch.stack([out for out, _ in parts])  # (ranks, batch, heads, tokens, d)
     yield ("mean_of_parts", "the mean of the blocks' outputs", outs.mean(0),
            "A block with larger scores counts more: merge by lse.")

@@ -167,6 +167,19 @@ WRONG = {
         changed((SCHEDULER, SCHEDULER + "        torch._foreach_mul_([p.detach() for p in "
                                         "module.parameters()], 1.01)\n")),
         "parameters_not_loaded"),
+    # killed between the two: the parameters of one step, the rest of another one
+    "two files, one after the other": (
+        both(STATE + """    if dist.get_rank() == 0:
+        torch.save(state.pop("model"), folder / "part")
+        os.replace(folder / "part", folder / "model.pt")
+        torch.save(state, folder / "part")
+        os.replace(folder / "part", folder / "rest.pt")
+    dist.barrier()
+""", f"""    if (folder / "rest.pt").exists():
+        state = {{"model": torch.load(folder / "model.pt"), **torch.load(folder / "rest.pt")}}
+{LOAD}        return state["done"]
+    return 0
+"""), "parameters_not_loaded whole"),
     "schedule forgotten": (changed((SCHEDULER, "")), "wrong_learning_rate"),
     "schedule and its rate forgotten": (
         changed((SCHEDULER, ""), (SET, "        rate = optimizer.param_groups[0]['lr']\n" + SET

@@ -7,6 +7,7 @@ import random
 import sys
 
 import cloudpickle
+import gate
 import pytest
 import torch
 import torch.distributed as dist
@@ -226,13 +227,13 @@ def test_wrong_states():
 
 
 def test_right_states():
-    launch(_judge_right, ranks=RANKS, quiet=True, timeout=120)
+    launch(_judge_right, len(gate.some_of(RIGHT, 1)), ranks=RANKS, quiet=True, timeout=120)
 
 
-def _judge_right():
+def _judge_right(answers):
     from labs.surviving_failure import job_state
 
-    for answer in RIGHT:
+    for answer in RIGHT[:answers]:
         job_state._judge_states(job_state.Answer(*answer), 3)
 
 
