@@ -19,7 +19,7 @@ import psutil
 from _test_options import ALL_MINUTES, FAST_MINUTES, GATE_MINUTES, check
 
 ROOT = Path(__file__).resolve().parent.parent
-NBVAL = ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=120",
+NBVAL = ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=300",
          "--nbval-sanitize-with=tests/nbval_sanitize.cfg", "-p", "untouched"]
 NOTEBOOK_FOLDERS = ["notebooks", "solutions"]
 NOTHING_SELECTED = 5  # pytest's exit code
