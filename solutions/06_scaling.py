@@ -1055,32 +1055,18 @@ lab.show_jobs(jobs, what_ran)
 print(lab.deepspeed_json(stage=2))
 
 # %% [markdown]
-# The next cell trains the same Qwen2 with each engine, and on one device alone (10 to 40 s). Your
-# functions fill in the columns "what ran" and "efficiency". DeepSpeed's rows are there only where it
-# is installed.
-
-# %%
-engines = lab.measure_engines(what_ran, efficiency)
-lab.show_engines(engines, what_ran, efficiency)
-
-# %% [markdown]
-# **Notice:** FSDP2 needs less memory at the peak than DDP, and sends 1.5 times as much. DeepSpeed's
-# stage 1 is ZeRO-2 when backward is done: it drops gradients that other ranks keep as soon as they are
-# reduced, and differs from stage 2 only while gradients of several batches are added up. Its stages 1
-# and 2 all-reduce, so they send as much as FSDP2. On a CPU the tokens per second say little about
-# GPUs.
+# Accelerate's FSDP is `fully_shard`, so memory and traffic are those of 04; 03's last picture has
+# DeepSpeed's three stages. Its stage 1 is ZeRO-2 when backward is done: it drops gradients that other
+# ranks keep as soon as they are reduced, and differs from stage 2 only while gradients of several
+# batches are added up. Stages 1 and 2 all-reduce, so they send as much as FSDP2.
 
 # %% [markdown]
 # So choose by what must fit: DDP if 16 bytes for each parameter, its buckets and the activations do;
 # FSDP2 if not, in plain torch or by Accelerate; DeepSpeed if you need what only it has, such as states
-# on NVMe. And Accelerate's launcher is not only for its own scripts: your `train.py` starts unchanged.
+# on NVMe. And Accelerate's launcher is not only for its own scripts: `accelerate launch train.py`
+# starts yours unchanged, because it joins the process group by itself, from the variables that every
+# launcher sets.
 
-# %%
-lab.accelerate("train.py", "--epochs", "1", "--metrics", "accelerate.json")
-
-# %% [markdown]
-# **Notice:** two ranks and one line, because `train.py` joins the process group by itself, from the
-# variables that every launcher sets. It never asks Accelerate what it is.
 # %% [markdown]
 # ## What it costs
 #

@@ -1011,7 +1011,7 @@ for name in ("matmul", "all_reduce", "bubble"):
 #
 # | Call | gives |
 # |:--|:--|
-# | `lab.plans(job)` | all plans that the sizes allow |
+# | `lab.plans(job)` | all plans that the sizes allow, with at least 1,024 tokens on a context rank |
 # | `lab.fits(job, plan)` | whether the largest rank fits on its GPU |
 # | `lab.step_seconds(job, plan)` | seconds of a step |
 # | `lab.impossible(job, plan)` | why a plan cannot be run |

@@ -243,12 +243,13 @@ def batches(preset: Preset, steps: int) -> list[dict[str, torch.Tensor]]:
             data.lm_batches(steps, preset.batch, preset.context, seed=1000 * dist.get_rank())]
 
 
-def build(strategy: Callable, preset: Preset) -> ModuleAndOptimizer:
+def build(strategy: Callable, preset: Preset, optimizer_class: Callable = torch.optim.AdamW
+          ) -> ModuleAndOptimizer:
     """On a rank: (module, optimizer) of a strategy around the preset's model on its device, where
     its numbers are drawn too: a billion of them take a GPU milliseconds, and a CPU 10 seconds."""
     with devices.device():
         model = model_of(preset)
-    return strategy(model, torch.optim.AdamW, **SETTINGS)
+    return strategy(model, optimizer_class, **SETTINGS)
 
 
 def _compare(chosen, preset, plan) -> dict:

@@ -139,14 +139,14 @@ def run(job: NodeJob, node: Node) -> tuple[list[float], memory.Report]:
     seconds = _trained(job, node)
     gc.collect()  # modules hold themselves in cycles
     process_memory.lift()
-    return seconds, memory.record(lambda: comparison.build(job.strategy, job.size),
+    return seconds, memory.record(lambda: comparison.build(job.strategy, job.size, _FusedAdamW),
                                   comparison.batches(job.size, 2),
                                   held=strategies.resident_tensors)
 
 
 class _FusedAdamW(torch.optim.AdamW):
     """On a CPU the usual one calls eight operations for each tensor: four ranks on two cores would
-    fall behind the pace."""
+    fall behind the pace, and what DTensor works out for each of them is most of a recording."""
 
     def __init__(self, params, **settings):
         super().__init__(params, fused=True, **settings)

@@ -48,8 +48,7 @@ if TYPE_CHECKING:
     from labs.scaling.utilization import check_utilization, show_utilization
     # isort: split
     # part 5: Accelerate and DeepSpeed
-    from labs.scaling.engines import deepspeed_json, measure_engines, show_engines
-    from labs.scaling.started_jobs import accelerate, read_job, start_otherwise
+    from labs.scaling.started_jobs import accelerate, deepspeed_json, read_job, start_otherwise
     from labs.scaling.what_ran import check_what_ran, show_jobs
     # isort: split
     # part 6: what it costs

@@ -1,11 +1,14 @@
 """Starts the script finetune.py by `accelerate launch`, and in other ways, and reads what each job
 left."""
 
+import json
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 import labs
 from labs.checks.scripts import forked
@@ -13,6 +16,7 @@ from labs.checks.scripts.commands import SECONDS, CommandResult, run_command
 from labs.checks.scripts.files import missing_script, read_metrics, require_keys
 from labs.checks.verdicts import Verdict, Wrong, shows
 from labs.meters.evidence import RankStepRecord, read_ranks
+from labs.training import fine_tuning, strategies
 from labs.words import named_ranks
 from labs.workers import devices
 from labs.workers.launch_error import LaunchError
@@ -51,6 +55,13 @@ class ScriptFailed(LaunchError):
     def __init__(self, sentence: str, rank: int, output: list[str]):
         super().__init__(sentence)
         self.rank, self.output = rank, output
+
+
+def deepspeed_json(stage: int) -> str:
+    """The configuration, as a JSON file has it, with which DeepSpeed trains the small Qwen2."""
+    with torch.device("meta"):
+        model = fine_tuning.qwen2()
+    return json.dumps(strategies.deepspeed_config(model, stage), indent=2)
 
 
 def accelerate(script: str, *arguments: object, config: str = "accelerate.yaml",

@@ -57,10 +57,9 @@ SAYS = {
     "03": ["{preset}: {ranks} ranks, GPT-2"],
     "04": ["{preset}: {ranks} ranks, GPT-2"],
     "05": ["{preset}: {ranks} ranks, GPT-2", "rank 0 ({backend})"],
-    # a job by torchrun and one by Accelerate, what they were, and engines on the GPUs
+    # a job by torchrun and one by Accelerate, and what they were
     "06": ["16 steps on 2 ranks, loss", "exit code 0 after", "{accelerate}: ", "the library says",
-           "Nothing reduced: each rank", "GPT-2 on one GPU of this machine",
-           "FSDP2, by Accelerate  ZeRO-3", "at the peak of a step", "README.md: "],
+           "Nothing reduced: each rank", "GPT-2 on one GPU of this machine", "README.md: "],
     "07a": ["4 ranks: 2.83 MB", "✓ Exercise 7.13", "{context_parallel}"],
     "07b": ["launch raised RanksStuck", "one_f_one_b, on 4 ranks: ",
             "torch's ScheduleZBVZeroBubble", "losses without the sum of y: "],

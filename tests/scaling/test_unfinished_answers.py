@@ -9,7 +9,6 @@ import pytest
 import labs.scaling as lab
 from labs.checks.verdicts import Verdict
 from labs.scaling import link_recordings, lost_time_traces, synthetic_jobs
-from labs.scaling.engines import Engine, Engines
 from labs.scaling.lost_time_runs import RunsOnRanks
 from labs.scaling.scaling_runs import Scaling, small_preset
 from labs.scaling.started_jobs import StartedJob
@@ -32,7 +31,6 @@ def shown(answer):
     runs = json.loads(link_recordings.RECORDING.read_text(encoding="utf-8"))["runs"]
     links = link_recordings.link_run(runs["all-reduces"])
     run, alone = lost_time_traces.cases()["one all-reduce"]
-    engines = Engines({"DDP": Engine(job(2), 1e6, [1.0], "")}, Engine(job(1), 1e6, [1.0], ""), 10)
     own = lab.reported_run("mosaic-096")
     measured = Scaling(small_preset(), {1: 100, 2: 150}, {1: 100, 2: 110}, 1)
     runs_on_ranks = RunsOnRanks({"one": run}, alone, None)
@@ -47,9 +45,6 @@ def shown(answer):
         "show_step_times": lambda: lab.show_step_times(answer),
         "show_step_errors": lambda: lab.show_step_errors(answer),
         "show_jobs": lambda: lab.show_jobs(jobs, answer),
-        "show_engines": lambda: lab.show_engines(engines, answer, lambda *_: 1.0),
-        "show_engines, efficiency": lambda: lab.show_engines(engines, lambda ranks: (
-            "DDP", {"parameters": 1, "gradients": 1, "optimizer_state": 1, "reduced": 1}), answer),
         "show_costs": lambda: lab.show_costs(answer, own, 0.05),
         "show_budget": lambda: lab.show_budget(answer),
         "show_claim": lambda: lab.show_claim(answer),
@@ -58,8 +53,7 @@ def shown(answer):
 
 # A number, or no strategy, may be an answer; a picture of it is drawn.
 DRAWN = {("show_scaling", "a number"), ("show_choice", "nothing"), ("show_step_times", "a number"),
-         ("show_step_errors", "a number"), ("show_engines, efficiency", "a number"),
-         ("show_claim", "three numbers")}
+         ("show_step_errors", "a number"), ("show_claim", "three numbers")}
 
 
 @pytest.mark.parametrize("returned", ANSWERS)

@@ -163,18 +163,6 @@ def test_bytes_are_found_wherever_a_library_keeps_them(name, parameters, gradien
         assert mean == pytest.approx(want * size, rel=0.05), got
 
 
-def test_accelerate_without_a_plugin_is_ddp():
-    def work():
-        torch.set_num_threads(1)
-        return {name: _train(getattr(strategies, name))
-                for name in ("accelerate_ddp", "accelerate_fsdp2")}
-
-    result = launch(work, ranks=RANKS, quiet=True, verify=False, device="cpu", hang_after=60)[0]
-    assert passes(result["accelerate_ddp"][1]) == pytest.approx({"all_reduce": 2}, abs=1e-3)
-    found = passes(result["accelerate_fsdp2"][1])
-    assert set(found) == {"all_gather", "reduce_scatter"} and found["all_gather"] > 1.5
-
-
 def test_a_peer_that_is_not_installed_is_one_clear_sentence(monkeypatch):
     monkeypatch.setattr(third_party, "has_deepspeed", lambda: False)
     with pytest.raises(ModuleNotFoundError, match="DeepSpeed is not installed.*scripts/test"):

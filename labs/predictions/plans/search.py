@@ -8,6 +8,7 @@ from labs.predictions.plans.memory import fits
 from labs.predictions.step_time import StepTime, step_time
 
 MICRO_BATCHES = (1, 2, 4, 8)
+FEWEST_TOKENS = 1024  # of a sequence on a context rank: shorter pieces cannot hide what they send
 
 
 @functools.cache
@@ -24,12 +25,12 @@ def step_seconds(job: Job, plan: Plan) -> float:
 
 
 def plans(job: Job) -> Iterator[Plan]:
-    """All plans that can be run and make sense: tensor-parallel groups stay inside a node, and the
-    micro-batch is one of MICRO_BATCHES."""
+    """All plans that can be run and make sense: tensor-parallel groups stay in a node, a context
+    rank has at least FEWEST_TOKENS, and the micro-batch is one of MICRO_BATCHES."""
     for tensor in _divisors(job.gpus_per_node):
         # layers + 2: the embedding and the head may stand in a layer's place (`Plan.layers`).
         for pipeline in sorted({*_divisors(job.shape.layers), *_divisors(job.shape.layers + 2)}):
-            for context in _powers_of_two(job.gpus):
+            for context in _powers_of_two(max(1, job.sequence // FEWEST_TOKENS)):
                 data, rest = divmod(job.gpus, tensor * pipeline * context)
                 if data and not rest:
                     yield from _with_settings(job, data, tensor, pipeline, context)

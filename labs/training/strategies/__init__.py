@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from labs.training.strategies.tensors_by_category import resident_tensors
     from labs.training.strategies.third_party import (
         LIVE_BLOCKS,
-        accelerate_ddp,
-        accelerate_fsdp2,
         deepspeed1,
         deepspeed2,
         deepspeed3,

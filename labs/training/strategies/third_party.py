@@ -4,7 +4,7 @@ import functools
 import importlib.util
 import logging
 import os
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from unittest import mock
 
 from labs.training.loop import ModuleAndOptimizer
@@ -117,34 +117,3 @@ class EngineOptimizer:
 
     def zero_grad(self, set_to_none: bool = True):
         """Does nothing: the engine's step has cleared the gradients."""
-
-
-def accelerate_ddp(model, optimizer_class, **kwargs) -> ModuleAndOptimizer:
-    """Accelerate with its defaults: torch's DDP."""
-    return _accelerate(model, optimizer_class(model.parameters(), **kwargs))
-
-
-def accelerate_fsdp2(model, optimizer_class, **kwargs) -> ModuleAndOptimizer:
-    """Accelerate with its FSDP plugin, version 2. On a CPU Accelerate silently uses DDP instead, so
-    its state is set to FSDP by hand."""
-    from accelerate import FullyShardedDataParallelPlugin
-    from accelerate.utils import DistributedType
-
-    plugin = FullyShardedDataParallelPlugin(
-        fsdp_version=2, auto_wrap_policy="transformer_based_wrap",
-        transformer_cls_names_to_wrap=sorted({type(block).__name__ for block in blocks(model)}))
-    return _accelerate(model, optimizer_class(model.parameters(), **kwargs), fsdp_plugin=plugin,
-                       state={"distributed_type": DistributedType.FSDP, "fsdp_plugin": plugin})
-
-
-def _accelerate(model, optimizer, state=None, **options):
-    from accelerate import Accelerator
-    from accelerate.state import AcceleratorState
-
-    AcceleratorState._reset_state()  # a singleton: it keeps the process's first settings
-    _name_own_gpu()
-    on_cpu = devices.device().type == "cpu"
-    accelerator = Accelerator(cpu=on_cpu, **options)
-    AcceleratorState._shared_state.update(state or {})
-    with devices.meshes_on_cpu() if on_cpu else nullcontext():
-        return accelerator.prepare(model, optimizer)

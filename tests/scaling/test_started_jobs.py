@@ -1,4 +1,4 @@
-"""Part 5 of notebook 06: finetune.py in all ways, what it was, and the engines side by side."""
+"""Part 5 of notebook 06: finetune.py in all ways, and what it was."""
 
 import importlib
 import json
@@ -10,10 +10,10 @@ import pytest
 import labs.scaling as lab
 from labs.checks.scripts.commands import CommandResult
 from labs.checks.verdicts import Verdict
-from labs.scaling import engines, started_jobs, synthetic_jobs
+from labs.scaling import started_jobs, synthetic_jobs
 from labs.scaling import what_ran as recorded_jobs
 from labs.scaling.what_ran import evidence_of
-from labs.training import fine_tuning, hf_configs, strategies
+from labs.training import fine_tuning, hf_configs
 
 STAGES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")
 # what the notebook writes
@@ -35,10 +35,6 @@ def what_ran(ranks):
         return ("one process" if len(ranks) == 1 else "separate"), found
     copies = [number for key, number in found.items() if key != "reduced"]
     return STAGES[sum(number < (1 + len(ranks)) / 2 for number in copies)], found
-
-
-def efficiency(ranks, throughput, alone):
-    return throughput / (ranks * alone)
 
 
 def unfilled(*_):
@@ -102,34 +98,6 @@ def test_a_script_with_a_gap_is_not_started(here):
     (here / "train.py").write_text('raise NotImplementedError("Exercise 6.1")\n')
     found = lab.accelerate("train.py")
     assert isinstance(found, Verdict) and found.passed is None
-
-
-@pytest.mark.slow
-def test_engines_side_by_side(monkeypatch):
-    names = ["DDP, by Accelerate", "FSDP2, by Accelerate"]
-    names += ["ZeRO-1, by DeepSpeed"] * strategies.has_deepspeed()
-    monkeypatch.setattr(engines, "_ENGINES", {name: engines._ENGINES[name] for name in names})
-    found = lab.measure_engines(ranks=2)
-    ddp, fsdp, *others = found.engines.values()
-    assert [what_ran(engine.ranks)[0] for engine in (found.alone, ddp, fsdp)] == [
-        "one process", "DDP", "ZeRO-3"]
-    # what the notebook says: less memory, 1.5 times the bytes; stage 1 keeps its own gradients
-    assert fsdp.peak < 0.8 * ddp.peak
-    assert fsdp.bytes_per_step / ddp.bytes_per_step == pytest.approx(1.5, abs=0.02)
-    for engine in others:
-        assert what_ran(engine.ranks)[0] == "ZeRO-2"
-        assert engine.bytes_per_step == pytest.approx(fsdp.bytes_per_step, rel=0.02)
-    table = lab.show_engines(found, what_ran, efficiency)
-    assert [row[0] for row in table.rows] == ["one device", *names]
-    assert table.rows[0][-1] == "100%" and "MB at the peak" in repr(found)
-    assert lab.show_engines(found, unfilled, efficiency).passed is None
-    assert all(metric.value > 0 for metric in found.metrics())
-
-
-def test_nothing_is_measured_while_a_function_waits(monkeypatch):
-    monkeypatch.setattr(engines, "launch", None)
-    for answers in ((unfilled, efficiency), (what_ran, unfilled)):
-        assert lab.measure_engines(*answers).passed is None
 
 
 @pytest.mark.parametrize(("text", "said"), [
