@@ -1011,13 +1011,13 @@ for name in ("matmul", "all_reduce", "bubble"):
 #
 # | Call | gives |
 # |:--|:--|
-# | `lab.plans(job)` | all plans that the sizes allow, with at least 1,024 tokens on a context rank |
+# | `lab.plans(job)` | all plans that the sizes allow |
 # | `lab.fits(job, plan)` | whether the largest rank fits on its GPU |
 # | `lab.step_seconds(job, plan)` | seconds of a step |
 # | `lab.impossible(job, plan)` | why a plan cannot be run |
 
 # %% [markdown]
-# A plan may be everything that you have built. `schedule` is "1F1B" or "ZB-H1". `chunks` are
+# A context rank has at least 1,024 tokens of a sequence. `schedule` is "1F1B" or "ZB-H1". `chunks` are
 # interleaved under 1F1B, if they divide a stage's layers, and the stages divide the micro-batches.
 # With FSDP a stage gathers its parameters once a step, and reduces a chunk's gradients when its
 # micro-batches are done. Context-parallel ranks gather keys and values first, as Llama 3 does. Each
