@@ -3,7 +3,7 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 150 minutes, and 45 for the optional exercise |
+# | **Time** | 180 minutes, and 45 for the optional exercise |
 # | **Needs** | any machine with 2 cores; no GPU |
 #
 # Distributed data parallelism (DDP) keeps a whole model on every rank and gives each a share of the
@@ -810,8 +810,64 @@ lab.show_starts(ReadyOrderDDP)
 # but the numbers stay right.
 
 # %% [markdown]
+# ## A script of your own
+#
+# The module that everybody uses is `torch.nn.parallel.DistributedDataParallel`. Around it stands what
+# `launch` has done for you so far: `torchrun` starts the same file once for each rank, and says in
+# environment variables who is who. So a job is a file, and needs nothing of this workbook.
+
+# %% [markdown]
+# | In your file | is |
+# |:--|:--|
+# | `dist.init_process_group(backend)` | joins: `None` means NCCL for GPUs' tensors and gloo for CPUs' |
+# | `os.environ["LOCAL_RANK"]`, `["LOCAL_WORLD_SIZE"]` | this rank among those of its machine, and their number |
+# | `DistributedSampler(data, seed=…)` | a rank's part of the indices, in another order after `set_epoch(epoch)` |
+# | `DataLoader(data, batch_size=…, sampler=…)` | the rank's batches |
+# | `DistributedDataParallel(model)` | all of this notebook; the model itself is its attribute `module` |
+
+# %% [markdown]
+# ### Exercise 2.12 · `ddp.py`
+#
+# *Difficulty 3 of 5 · 25 minutes · target: gradients and parameters as one process has them, on 2 and 3
+# ranks; a file that a GPT-2 without DDP can load*
+#
+# The next cell writes the file `ddp.py`. Fill in its two gaps. The loss is the cross entropy of each
+# place's logits with the token after it. Rank 0 prints a line for each epoch, and at the end saves the
+# model's state dict with `torch.save` to `options.checkpoint`.
+
+# %%
+lab.write_script("ddp.py")
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# First gap: NCCL wants a GPU for each rank. Are there fewer (`torch.accelerator.device_count()`) than
+# ranks on this machine, gloo works. With GPUs, `torch.accelerator.set_device_index` chooses one.
+#
+# Second gap: sampler, loader, wrapper, optimizer; then two loops. What must change from epoch to epoch?
+# Which ranks may print, and which writes? And whose state dict has the names of a GPT-2: the wrapper's,
+# or the model's?
+#
+# </details>
+
+# %%
+lab.check_ddp("ddp.py")
+
+# %% [markdown]
+# The check runs your file on ranks that it forks. In a terminal you would type the line that the next
+# cell prints; `lab.torchrun` types it for you.
+
+# %%
+lab.torchrun("ddp.py", "--epochs", 2, ranks=2)
+
+# %% [markdown]
+# **Notice:** two processes, one line for each epoch, one file. Whoever loads it needs no process group.
+# The printed loss is rank 0's last batch; notebook 06 reports the mean over all ranks.
+
+# %% [markdown]
 # ## I can …
 #
+# - write a training script with DistributedDataParallel, and start it with torchrun
 # - derive the weights for shards of unequal size
 # - name three kinds of state that must be broadcast
 # - weight unequal micro-batches, and synchronize them once

@@ -3,7 +3,7 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 180 minutes, and 60 for the optional exercise |
+# | **Time** | 200 minutes, and 60 for the optional exercise |
 # | **Needs** | any machine with 2 cores; no GPU |
 #
 # DDP keeps parameters, gradients and optimizer state on each of N ranks. The Zero Redundancy
@@ -904,8 +904,52 @@ lab.check_from_scratch(my_zero3)
 # </details>
 
 # %% [markdown]
+# ## A script of your own
+#
+# 02 ended with `ddp.py`. This file trains the same model with no more than `torch.distributed`, and
+# divides the optimizer state: by whole parameters, each with an *owner*. So does torch's
+# *[ZeroRedundancyOptimizer](https://docs.pytorch.org/docs/stable/distributed.optim.html)*, beside DDP.
+# DeepSpeed and your ZeRO-1 cut a flat tensor instead, so that all shards are equal.
+
+# %% [markdown]
+# | Call | does |
+# |:--|:--|
+# | `dist.reduce(tensor, dst=rank)` | sums into one rank's tensor; the others' are undefined after it |
+# | `dist.broadcast(tensor, src=rank)` | writes one rank's numbers into all ranks' tensors |
+
+# %% [markdown]
+# ### Exercise 3.11 · `zero1.py`
+#
+# *Difficulty 3 of 5 · 20 minutes · target: one owner for each parameter, shares of about one size;
+# gradients and parameters as one process has them*
+#
+# The next cell writes the file. Fill in its two gaps. All ranks must find the same owners, without a
+# word between them.
+
+# %%
+lab.write_script("zero1.py")
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# First gap: go through the parameters from the largest to the smallest, and give each to the rank
+# that has least so far. Every rank computes the same list, then picks what is its own.
+#
+# Second gap: three loops or lines: mean gradients to their owners, one step of the inner optimizer, new
+# parameters to all. A parameter that requires a gradient is written through `parameter.detach()`.
+#
+# </details>
+
+# %%
+lab.check_zero1_script("zero1.py")
+
+# %%
+lab.torchrun("zero1.py", ranks=2)
+
+# %% [markdown]
 # ## I can …
 #
+# - divide an optimizer's state in plain torch
 # - say for each stage what a rank holds, and how many Ψ travel
 # - explain why ZeRO-2 must reduce during backward
 # - say when a ZeRO-3 layer is gathered, what prefetching costs, and how freed memory comes back

@@ -3,7 +3,7 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 90 minutes, and 40 for the optional exercise |
+# | **Time** | 110 minutes, and 40 for the optional exercise |
 # | **Needs** | any machine with 2 cores; no GPU |
 #
 # FSDP moves each layer's parameters twice and its gradients once in every step. Does that *cost*
@@ -710,8 +710,55 @@ lab.show_own_reader(exposed_seconds, healthy, late)
 # goes on: a few steps recorded on each node, and a line of output for each file.
 
 # %% [markdown]
+# ## A script of your own
+#
+# Notebook 05 has recorded steps for you. In a job the call is yours: a long run records a few steps in
+# its midst, and each rank writes a file.
+#
+# | `torch.profiler` | does |
+# |:--|:--|
+# | `profile(schedule=…, with_stack=True)` | records; its `on_trace_ready`, a function of the profiler, is called after the active steps |
+# | `schedule(wait=…, warmup=…, active=…, repeat=1)` | which steps: none, thrown away, kept |
+# | `profiler.step()` | the step is over |
+# | `profiler.export_chrome_trace(path)` | writes the trace |
+# | `with record_function("forward"):` | a label |
+
+# %% [markdown]
+# ### Exercise 5.11 · `profile_fsdp.py`
+#
+# *Difficulty 2 of 5 · 15 minutes · target: one trace from each rank, of the active steps alone, with labels,
+# collectives and stacks*
+#
+# The next cell writes the file. Fill in its two gaps. Each rank's file needs a name of its own.
+
+# %%
+lab.write_script("profile_fsdp.py")
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# First gap: `on_trace_ready` is a function of the profiler. Without `repeat=1` the schedule begins
+# again, and a second trace takes the first one's name.
+#
+# Second gap: `with profiler:` around the loop. A step ends where `profiler.step()` is called, so nothing
+# of it may come after.
+#
+# </details>
+
+# %%
+lab.check_profile_fsdp("profile_fsdp.py")
+
+# %%
+lab.torchrun("profile_fsdp.py", ranks=2)
+
+# %% [markdown]
+# Open `traces/rank_0.json.gz` at *[ui.perfetto.dev](https://ui.perfetto.dev)*: your labels, FSDP's own
+# (`FSDP::all_gather`), and below them the lines of your file.
+
+# %% [markdown]
 # ## I can …
 #
+# - record some steps of a job, and open the trace
 # - compute the exposed share of a step from spans
 # - explain why the moment of the call, not of the transfer, shows whose all-gather it is
 # - write the assertion that fails when prefetch is off

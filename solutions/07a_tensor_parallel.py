@@ -3,7 +3,7 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 280 minutes in two sittings, the second from "Cut the sequence"; 30 for the optional exercise |
+# | **Time** | 305 minutes in two sittings, the second from "Cut the sequence"; 30 for the optional exercise |
 # | **Needs** | any machine with 2 cores; no GPU |
 #
 # Data parallelism, FSDP included, gives each rank its own samples. Here all ranks work on the same
@@ -1511,6 +1511,56 @@ lab.check_muon_update(muon_update)
 # nothing is gathered, but the shards are not equally long.
 
 # %% [markdown]
+# ## A script of your own
+#
+# A job combines dimensions: matrices are cut over a mesh's dimension "tensor", inside a node, and what is
+# left is sharded over its dimension "data". Both are DTensors, so `parallelize_module` comes first and
+# `fully_shard` after it.
+
+# %% [markdown]
+# | In your file | is |
+# |:--|:--|
+# | `mesh["tensor"]`, `mesh["data"]` | this rank's group in that dimension; `size()`, `get_local_rank()` |
+# | `parallelize_module(model, mesh, {"model.layers.*.…": style})` | cuts each named module |
+# | `ColwiseParallel(output_layouts=Replicate())` | gathers what it returns |
+# | `DistributedSampler(samples, replicas, number, seed=…)` | samples of one replica |
+#
+# Where GPUs are, `torch.distributed.tensor.experimental.context_parallel(mesh, buffers=…)` cuts the
+# sequence around forward and backward; torch has none for CPUs.
+
+# %% [markdown]
+# ### Exercise 7.28 · `tp.py`
+#
+# *Difficulty 3 of 5 · 25 minutes · target: an equal part of every matrix on each rank; the saved model is
+# the one that one process trains, for one replica of two ranks and for two*
+#
+# The next cell writes the file. Fill in its two gaps. There is no sequence parallelism in it, and logits
+# are whole, so that the loop is that of `ddp.py`.
+
+# %%
+lab.write_script("tp.py")
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# First gap: seven projections of a layer, the embedding, the head. Without sequence parallelism norms
+# need no style. An embedding is cut by rows, and its input lies whole on each rank.
+#
+# Second gap: how many parts have the samples, and which is this rank's? Ranks of one replica get the same.
+#
+# </details>
+
+# %%
+lab.check_tp("tp.py")
+
+# %%
+lab.torchrun("tp.py", "--tensor", 2, ranks=4)
+
+# %% [markdown]
+# **Notice:** torch says itself what a matrix that is cut in both dimensions costs where it is needed whole,
+# for the file: two all-gathers, one after the other.
+
+# %% [markdown]
 # ## How it usually goes wrong
 #
 # | Symptom | Cause |
@@ -1528,9 +1578,10 @@ lab.check_muon_update(muon_update)
 #
 # - write f and g, and say which of them a layer needs where
 # - cut attention with grouped-query heads, an MLP and a vocabulary over ranks
-# - count the all-reduces of a layer and their bytes before I run it
-# - say what sequence parallelism changes: not the bytes, but the activations
+# - count a layer's all-reduces and their bytes
+# - say what sequence parallelism saves
 # - say which random numbers must agree, and which must not
+# - write a job that cuts matrices and shards what is left
 # - pass keys and values round a ring, with equal work, and say when gathering or Ulysses is better
 
 # %% [markdown]

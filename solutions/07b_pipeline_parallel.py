@@ -3,7 +3,7 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 240 minutes in two sittings, the second from "Three dimensions"; 10 for the optional exercise |
+# | **Time** | 270 minutes in two sittings, the second from "Three dimensions"; 10 for the optional exercise |
 # | **Needs** | any machine with 2 cores; no GPU; JAX for the last section only |
 #
 # Tensor parallelism ends at the last GPU that NVLink reaches. Beyond it, ranks get whole layers: a
@@ -1264,6 +1264,55 @@ lab.show_layouts(fsdp_and_tp, {"data": 2, "tensor": 4})
 # **Notice:** each device holds an eighth of the weights, and the four devices of a row of the mesh
 # work on the same half of the tokens. Your 2 × 2 × 2 run had one dimension more: a pipeline. No spec
 # expresses it, because a spec says *where* an array is, and a schedule *when* it is computed.
+
+# %% [markdown]
+# ## A script of your own
+#
+# In torch a stage is a `PipelineStage` around any module that takes what the stage before it returns.
+# A schedule runs it: `schedule.step` cuts a batch into micro-batches, sends, receives and computes
+# backward; the optimizer is yours. Samples go into the first stage, targets into the last.
+
+# %% [markdown]
+# | In your file | is |
+# |:--|:--|
+# | `PipelineStage(module, stage_index, num_stages, device)` | this rank's stage |
+# | `Schedule1F1B(stage, n_microbatches, loss_fn=loss_of)` | the list of 7.15, run by torch |
+# | `schedule.step(batch)` | on the first stage; on one between `step()` |
+# | `schedule.step(target=batch, losses=found)` | on the last; appends each micro-batch's loss |
+
+# %% [markdown]
+# ### Exercise 7.27 · `pipeline.py`
+#
+# *Difficulty 3 of 5 · 25 minutes · target: losses and parameters as one process has them, on 2 ranks and on
+# 4; no more micro-batches in flight than 1F1B*
+#
+# The next cell writes the file. Fill in its two gaps: which layers a rank has, and the loop. `train`
+# returns a list: each step's mean loss on the last rank, nothing on the others.
+
+# %%
+lab.write_script("pipeline.py")
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# First gap: the layers are in the order in which they run. Rank r of n begins at layer r · L // n. An
+# `nn.Sequential` of an `OrderedDict` keeps names, which the saved file needs.
+#
+# Second gap: stage, schedule, optimizer, then one loop. Three kinds of ranks call `step` differently.
+# The schedule divides gradients by the number of micro-batches, so a mean loss stays a mean.
+#
+# </details>
+
+# %%
+lab.check_pipeline("pipeline.py")
+
+# %%
+lab.torchrun("pipeline.py", "--epochs", 4, ranks=2)
+
+# %% [markdown]
+# **Notice:** no rank has ever trained a layer of another one, and no gradient was reduced: data
+# parallelism would be a second dimension of the mesh, as in 7.23. Together the saved files are the
+# model.
 
 # %% [markdown]
 # ## How it usually goes wrong

@@ -383,12 +383,12 @@ def test_a_cell_that_stands_for_a_script_becomes_its_text(tree):
 def test_a_problem_in_a_script_names_the_scripts_line(tree):
     root = with_script(tree(WRITES), SCRIPT.replace("    ### END SOLUTION\n", ""))
     assert only_problem(root).startswith("solutions/scripts/train.py:8: cell 1 ('%%writefile")
-    longer = SCRIPT.replace("    rooted", 16 * "    x = x * 1.000001\n" + "    rooted")
+    longer = SCRIPT.replace("    rooted", 21 * "    x = x * 1.000001\n" + "    rooted")
     (root / "solutions" / "scripts" / "train.py").write_text(longer)
     assert "solutions/scripts/train.py:8: " in only_problem(root)
-    assert only_problem(root).endswith("18 lines; a gap in a script has at most 15.")
-    (root / "solutions" / "scripts" / "train.py").write_text(SCRIPT + 90 * "x = 1\n")
-    assert "a script's cell has at most 90" in only_problem(root)
+    assert only_problem(root).endswith("23 lines; a gap in a script has at most 20.")
+    (root / "solutions" / "scripts" / "train.py").write_text(SCRIPT + 100 * "x = 1\n")
+    assert "a script's cell has at most 100" in only_problem(root)
 
 
 def test_a_script_that_is_not_there(tree):

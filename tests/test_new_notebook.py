@@ -109,7 +109,7 @@ def test_bad_arguments_are_one_sentence(tree, arguments):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "notebook", "package"), [
-    ("3.11", "03_zero_stages", "zero_stages"),
+    ("3.12", "03_zero_stages", "zero_stages"),
     ("7.27", "07b_pipeline_parallel", "pipeline_parallel")])  # its `__init__` has parts
 def test_a_new_exercise_passes_the_builder_and_the_tests(tree, number, notebook, package):
     before = files(tree)
@@ -130,13 +130,13 @@ def test_a_new_exercise_passes_the_builder_and_the_tests(tree, number, notebook,
 
 @pytest.mark.parametrize(("arguments", "sentence"), [
     (["3.10", "largest"], "03_zero_stages.py has an exercise 3.10 already; the next free one is "
-                          "3.11"),
+                          "3.12"),
     (["99.1", "largest"], "There is no notebook 99: scripts/new-notebook makes one."),
-    (["3.11", "prefetch"], "There is already labs/zero_stages/prefetch.py and "
+    (["3.12", "prefetch"], "There is already labs/zero_stages/prefetch.py and "
                            "tests/zero_stages/test_prefetch.py: choose another name."),
     (["3-11", "largest"], "'3-11' is no number of an exercise"),
-    (["3.11", "Largest"], "'Largest' is no name of a Python function"),
-    (["3.11", "largest", "--title", "a {b}"], "a title is one line of at most 60 characters")])
+    (["3.12", "Largest"], "'Largest' is no name of a Python function"),
+    (["3.12", "largest", "--title", "a {b}"], "a title is one line of at most 60 characters")])
 def test_an_exercise_that_cannot_be_written_is_one_sentence(tree, arguments, sentence):
     before = {path: (tree / path).read_bytes() for path in files(tree)}
     done = new("exercise", tree, *arguments)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from labs.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
+    from labs.checks.scripts.commands import torchrun
+    from labs.checks.scripts.files import write_script
     from labs.fsdp.checkpoint import check_checkpoint, compare_state_dicts
     from labs.fsdp.checkpointed import check_checkpointed
     from labs.fsdp.choose import check_choose, show_lost
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from labs.fsdp.cost import check_cost, compare_wrappings, show_wrappings
     from labs.fsdp.from_meta import check_from_meta
     from labs.fsdp.from_scratch import check_from_scratch
+    from labs.fsdp.fsdp import check_fsdp
     from labs.fsdp.fsdp1 import block_policy, fsdp1_names, fsdp1_wrap_policies
     from labs.fsdp.gradient_bytes import check_gradient_bytes, show_pace, try_meter
     from labs.fsdp.limit_charts import (

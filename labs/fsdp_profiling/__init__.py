@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from labs.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
+    from labs.checks.scripts.commands import torchrun
+    from labs.checks.scripts.files import write_script
     from labs.fsdp_profiling.attribute import check_attribute, show_all_gathers
     from labs.fsdp_profiling.call_site import check_call_site, show_non_fsdp_collectives
     from labs.fsdp_profiling.collective_seconds import check_collective_seconds, show_links
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     )
     from labs.fsdp_profiling.injected_faults import watch_activations
     from labs.fsdp_profiling.no_prefetch import check_no_prefetch, show_prefetch
+    from labs.fsdp_profiling.profile_fsdp import check_profile_fsdp
     from labs.fsdp_profiling.recorded_runs import preset
     from labs.fsdp_profiling.scaffold import (
         CAUSES,

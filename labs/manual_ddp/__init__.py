@@ -9,11 +9,14 @@ from labs.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from labs.checks.comparison import model_of
+    from labs.checks.scripts.commands import torchrun
+    from labs.checks.scripts.files import write_script
     from labs.manual_ddp.accumulate import check_accumulate
     from labs.manual_ddp.average_gradients import check_average_gradients, show_gradients
     from labs.manual_ddp.broadcast_state import check_broadcast_state
     from labs.manual_ddp.bucket import check_bucket
     from labs.manual_ddp.combine import check_combine, show_combine
+    from labs.manual_ddp.ddp import check_ddp
     from labs.manual_ddp.make_buckets import check_make_buckets, explore_buckets
     from labs.manual_ddp.manual_ddp import check_manual_ddp
     from labs.manual_ddp.no_sync import check_no_sync, show_accumulation

@@ -8,6 +8,11 @@ from typing import TYPE_CHECKING
 from labs.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
+    # a script of one's own
+    from labs.checks.scripts.commands import torchrun
+    from labs.checks.scripts.files import write_script
+    from labs.pipeline_parallel.pipeline import check_pipeline
+    # isort: split
     # part A: schedules
     from labs.pipeline_parallel.gpipe import check_gpipe
     from labs.pipeline_parallel.interleaved import check_interleaved

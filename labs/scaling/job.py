@@ -7,19 +7,18 @@ from collections.abc import Callable, Iterator
 import torch
 
 from labs.checks.numbers import Cause, judge_number
-from labs.checks.scripts import forked
+from labs.checks.scripts import drawn_samples, forked, run_end
 from labs.checks.scripts.commands import CommandResult
+from labs.checks.scripts.expected_training import Tensors
 from labs.checks.scripts.files import waits_for
 from labs.checks.scripts.forked import Run
 from labs.checks.scripts.probe import RankRecord
 from labs.checks.verdicts import Wrong, check, shows
 from labs.pictures.tables import Table
-from labs.scaling import drawn_samples, script_runs
-from labs.scaling.expected_training import (
+from labs.scaling.expected_job import (
     Drawn,
     ExpectedJob,
     ExpectedStep,
-    Tensors,
     clipped,
     norm_of,
     train_job_on,
@@ -63,7 +62,7 @@ def check_job(script: str = "job.py"):
             _judge(runs[-1][0], what, numbers)
     _judge_seeds(*runs)
     with status("2 ranks, of which one fails"):
-        script_runs.judge_failure(_run(script, ON_2, 2, FAILING_RANK))
+        run_end.judge_failure(_run(script, ON_2, 2, FAILING_RANK))
     return ("a rank of 2 holds half of the parameters, and so does one of 2 × 2; each sample is "
             "drawn once an epoch; losses, norms and clipped gradients are the reference's in every "
             "step; when a rank fails, the job fails")
@@ -75,7 +74,7 @@ def _run(script, numbers, ranks, failing_rank=None) -> forked.Run:
 
 
 def _judge(run, when, numbers):
-    script_runs.judge_end(run, when)
+    run_end.judge_end(run, when)
     rows = _rows(numbers)
     drawn_samples.judge(run, when, rows, EPOCHS, numbers["batch"])
     _judge_parts(run, when, numbers)
@@ -87,7 +86,7 @@ def _judge(run, when, numbers):
     # does.
     judge_shards(run, when, expected.nbytes, numbers["replicas"])
     judge_updates(run, when, expected, numbers["clip"])
-    script_runs.judge_rank_0(run, when, ("loss", "tokens", "norm"))
+    run_end.judge_metrics(run, when, ("loss", "tokens", "norm"))
     judge_metrics(run, when, expected, numbers)
 
 

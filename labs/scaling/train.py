@@ -7,18 +7,17 @@ from dataclasses import dataclass
 
 import torch
 
-from labs.checks.scripts import forked
+from labs.checks.scripts import drawn_samples, forked, run_end, updates
 from labs.checks.scripts.commands import CommandResult
+from labs.checks.scripts.expected_training import CONTEXT
 from labs.checks.scripts.files import read_metrics, waits_for
 from labs.checks.scripts.forked import Run
+from labs.checks.scripts.updates import far, losses, mean_loss
 from labs.checks.student_code import message_of
 from labs.checks.verdicts import Wrong, check, shows
 from labs.pictures.tables import Table
-from labs.scaling import drawn_samples, script_runs, train_updates
-from labs.scaling.expected_training import CONTEXT
-from labs.scaling.train_updates import far, losses, mean_loss
 from labs.training import data
-from labs.words import counted, format_distinct
+from labs.words import format_distinct
 from labs.workers import devices
 from labs.workers.programs import FAILING_RANK
 from labs.workers.progress import status
@@ -88,9 +87,9 @@ def check_train(script: str = "train.py"):
         with status(case.what):
             runs[case] = case.run(script)
             _judge(runs[case], case)
-    _judge_seeds(runs)
+    drawn_samples.judge_seeds(*((runs[case], case.rows(), case.seed) for case in (ON_2, WITH_FSDP)))
     with status("2 ranks, of which one fails"):
-        script_runs.judge_failure(ON_2.run(script, FAILING_RANK))
+        run_end.judge_failure(ON_2.run(script, FAILING_RANK))
     return ("on 2 and 3 ranks each sample is drawn once an epoch, in another order each time; "
             "losses, learning rates and parameters are the reference's, with DDP and with FSDP; "
             "when a rank fails, the job fails")
@@ -98,40 +97,12 @@ def check_train(script: str = "train.py"):
 
 def _judge(run, case):
     when = f"{case.what}, {case.samples} samples"
-    script_runs.judge_end(run, when)
+    run_end.judge_end(run, when)
     drawn_samples.judge(run, when, case.rows(), EPOCHS, BATCH)
-    _judge_batches(run, when)
-    train_updates.judge(run, when, case.numbers, case.strategy)
-    script_runs.judge_rank_0(run, when, ("loss", "learning_rate", "tokens", "seconds"))
+    drawn_samples.judge_batches(run, when, EPOCHS, BATCH)
+    updates.judge(run, when, case.numbers, case.strategy)
+    run_end.judge_metrics(run, when, ("loss", "learning_rate", "tokens", "seconds"))
     judge(run, when)
-
-
-def _judge_batches(run, when):
-    """--batch is a rank's: with another one, the number of steps and the gradients are others."""
-    # Invariant: a step has --batch samples on each rank; the last step of an epoch has what is
-    # left.
-    for rank, record in enumerate(run.records):
-        sizes = [sum(len(batch.rows) for batch in step.batches) for step in record.steps]
-        drawn = sum(sizes) // EPOCHS
-        wanted = EPOCHS * ([BATCH] * (drawn // BATCH) + [drawn % BATCH] * (drawn % BATCH > 0))
-        for step, (size, right) in enumerate(zip(sizes, wanted, strict=False)):
-            if size == right:
-                continue
-            raise Wrong(f"{when}: rank {rank}, step {step}: it trains on "
-                        f"{counted(size, 'sample')}; with --batch {BATCH} it should be {right}",
-                        "options.batch is the number of samples that a rank has in a step: the "
-                        "loader gets it as batch_size.", code="wrong_batch")
-
-
-def _judge_seeds(runs):
-    """The seed of the job is the shuffle's: without it, every job has the same order."""
-    one, other = ON_2, WITH_FSDP
-    orders = [[drawn_samples.indices(runs[case], rank, case.rows()) for rank in range(case.ranks)]
-              for case in (one, other)]
-    if orders[0] == orders[1]:
-        raise Wrong(f"with --seed {one.seed} and with --seed {other.seed} the samples are drawn in "
-                    "the same order", "options.seed goes to the sampler, too: "
-                    "DistributedSampler(windows, seed=options.seed).", code="seed_ignored")
 
 
 LATE = 5e-3  # seconds: a reported time may be rounded to hundredths

@@ -8,6 +8,11 @@ from typing import TYPE_CHECKING
 from labs.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
+    # a script of one's own
+    from labs.checks.scripts.commands import torchrun
+    from labs.checks.scripts.files import write_script
+    from labs.tensor_parallel.tp import check_tp
+    # isort: split
     # part A: linear layers, attention, a whole Llama
     from labs.tensor_parallel.linear_shards import check_linear_shards
     from labs.tensor_parallel.one_sequence import show_one_sequence

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from labs.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
+    from labs.checks.scripts.commands import torchrun
+    from labs.checks.scripts.files import write_script
     from labs.training.presets import preset
     from labs.zero_stages.choose import check_choose, show_choices
     from labs.zero_stages.clip_grad_norm import check_clip_grad_norm
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
         show_traffic,
     )
     from labs.zero_stages.zero1 import check_zero1, show_reduce_scatter
+    from labs.zero_stages.zero1_script import check_zero1_script
     from labs.zero_stages.zero2 import check_zero2, show_storage
     from labs.zero_stages.zero3 import check_zero3, show_gathered_layers
 

@@ -6,8 +6,8 @@ import re
 MAX_WORDS = 80
 MAX_HINT_WORDS = 120
 MAX_LINES = 16
-MAX_SCRIPT_LINES = 90  # of a cell that writes a script: a whole file, most of it given
-MAX_SCRIPT_GAP_LINES = 15
+MAX_SCRIPT_LINES = 100  # of a cell that writes a script: a whole file, most of it given
+MAX_SCRIPT_GAP_LINES = 20
 # What JupyterLab shows without scrolling beside its file browser, in a window of 1280 pixels.
 MAX_COLUMNS = 101
 HINT = re.compile(r"<details>(.*?)</details>", re.DOTALL)

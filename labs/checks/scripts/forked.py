@@ -12,10 +12,11 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.distributed import TCPStore
 
 from labs.checks.scripts.probe import RankRecord, RankStart, main
@@ -24,7 +25,9 @@ from labs.workers.launch_error import Stopped
 
 SECONDS = 60.0  # that a run may take
 GRACE = 5.0  # seconds in which ranks must end after SIGTERM; torchrun gives them 30
-METRICS = "steps-of-this-run.json"  # not the default of any script's --metrics
+# Of the file that a script writes; the names are no script's default.
+METRICS, CHECKPOINT = "--metrics", "--checkpoint"
+_FILES = {METRICS: "steps-of-this-run.json", CHECKPOINT: "checkpoint-of-this-run.pt"}
 _ROOT = str(Path(__file__).resolve().parents[3])
 _PRINTED = 100_000  # characters of a rank's output that are kept
 
@@ -37,8 +40,8 @@ class Run:
     ranks, None where a rank did not end by itself. records: what each rank did, None where it could
     not say. output: what each rank printed. batches: of each rank, the number that went forward.
     waiting: for each rank, the last collective that it called. left: processes that were still
-    there after the ranks' end. metrics: what is in the file of its option --metrics, None without
-    a readable one.
+    there after the ranks' end. option: METRICS or CHECKPOINT, which names the file that the script
+    is to write. metrics: what is in the file, JSON or a state dict; None without a readable one.
     """
 
     script: str
@@ -54,6 +57,7 @@ class Run:
     left: int
     metrics: Any
     metrics_path: str
+    option: str = METRICS
 
     def last_calls(self) -> list[str]:
         """For each rank a sentence on where it was when the run was stopped."""
@@ -61,16 +65,19 @@ class Run:
 
 
 def run(script: Path | str, arguments: tuple[str, ...], ranks: int,
-        failing_rank: int | None = None, seconds: float = SECONDS, hosts: int = 1) -> Run:
-    """Runs `torchrun --nproc-per-node RANKS script arguments --metrics FILE` to its end or until
-    it is stopped, in a folder of its own. failing_rank: one that raises while it trains. seconds:
-    that it may take. hosts: as many the ranks believe in, by the variables that `torchrun --nnodes
-    HOSTS` sets; a divisor of their number. Raises Stopped where it is interrupted."""
+        failing_rank: int | None = None, seconds: float = SECONDS, hosts: int = 1,
+        option: str | None = METRICS) -> Run:
+    """Runs `torchrun --nproc-per-node RANKS script arguments OPTION FILE` to its end or until it is
+    stopped, in a folder of its own. failing_rank: one that raises while it trains. seconds: that it
+    may take. hosts: as many the ranks believe in, by the variables that `torchrun --nnodes HOSTS`
+    sets; a divisor of their number. option: METRICS or CHECKPOINT; None: the arguments are all.
+    Raises Stopped where it is interrupted."""
     with processes.temporary_folder() as folder:
-        path = os.path.join(folder, METRICS)
+        path = os.path.join(folder, _FILES.get(option, "no file"))
+        arguments = (*arguments, option, path) if option else arguments
         job = ForkedJob(ranks, hosts, Path(folder, "notes"))
         try:
-            job.start(str(Path(script).absolute()), (*arguments, "--metrics", path), folder,
+            job.start(str(Path(script).absolute()), arguments, folder,
                       seconds, failing_rank)
             job.wait()
         except KeyboardInterrupt:
@@ -78,7 +85,7 @@ def run(script: Path | str, arguments: tuple[str, ...], ranks: int,
                           ) from None
         finally:
             job.kill()
-        return job.result(arguments, path)
+        return replace(job.result(arguments, path), option=option or "")
 
 
 def options(numbers: dict[str, float]) -> tuple[str, ...]:
@@ -160,7 +167,7 @@ class ForkedJob:
                    [self._record(rank) for rank in range(self._ranks)],
                    [self._read(f"output-{rank}") for rank in range(self._ranks)],
                    [sum(who == str(rank) for who, _ in counted) for rank in range(self._ranks)],
-                   self._called(), self._left, _json(path), path)
+                   self._called(), self._left, _written(path), path)
 
     def last_calls(self) -> list[str]:
         """For each rank that was started a sentence on where it is."""
@@ -205,7 +212,9 @@ def _last_calls(codes, called) -> list[str]:
             for rank, (code, name) in enumerate(zip(codes, called, strict=False))]
 
 
-def _json(path):
-    with contextlib.suppress(OSError, ValueError):
+def _written(path):
+    with contextlib.suppress(Exception):  # torch.load raises what it likes
+        if path.endswith(".pt"):
+            return torch.load(path, weights_only=True, map_location="cpu")
         return json.loads(Path(path).read_text(encoding="utf-8"))
     return None

@@ -1,4 +1,4 @@
-"""In a rank that a check has started: runs the script as Python would, and notes what its GPT-2 is
+"""In a rank that a check has started: runs the script as Python would, and notes what its model is
 trained on, with which losses, gradients and learning rates, and which files the rank writes."""
 
 import atexit
@@ -21,7 +21,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from labs.meters.collective_hooks import CollectiveObserver, IssuedCollective
 from labs.meters.evidence import storage_bytes
@@ -43,14 +46,15 @@ class Batch:
 
 @dataclass
 class Step:
-    """What one optimizer step was made of. gradients: as they lay on this rank. held: the
-    bytes of parameters that this rank held just before, whole ones and shards. began: when the
-    first forward of its batches did; stepped: when the optimizer's step did. Both on the clock of
-    RankRecord."""
+    """What one optimizer step was made of. gradients: as they lay on this rank. owned: the names of
+    the parameters that the optimizer has. held: the bytes of parameters that this rank held just
+    before, whole ones and shards. began: when the first forward of its batches did; stepped: when
+    the optimizer's step did. Both on the clock of RankRecord."""
 
     batches: list[Batch]
     learning_rate: float
     gradients: dict[str, torch.Tensor]
+    owned: list[str]
     held: int
     began: float
     stepped: float
@@ -58,17 +62,24 @@ class Step:
 
 @dataclass
 class RankRecord:
-    """What a rank did. parameters: at its end, or the rank's shards where `sharded`. shards: of a
+    """What a rank did. parameters: at its end, or the rank's shards where `sharded`.
+    optimizer_state: bytes of what the optimizers keep for the numbers of parameters. shards: of a
     sharded parameter the dimension that is cut, which piece is here, and into how many. gathered:
-    bytes and ranks of the group of each all-gather. written: the files that it opened to write.
+    bytes and ranks of the group of each all-gather. scattered: bytes and type of what each
+    reduce-scatter left. calls: kind and bytes of each collective, in order. blocks: how often a
+    block of the model ran, again in backward too. written: the files that it opened to write.
     error: (type, message, line of the script) of what it raised. started, ended: when the script
     did, in seconds on `time.perf_counter`."""
 
     steps: list[Step] = field(default_factory=list)
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)
+    optimizer_state: int = 0
     sharded: bool = False
     shards: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     gathered: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    scattered: list[tuple[int, str]] = field(default_factory=list)
+    calls: list[tuple[str, int]] = field(default_factory=list)
+    blocks: int = 0
     written: list[str] = field(default_factory=list)
     error: tuple[str, str, int] | None = None
     started: float = 0.0
@@ -177,22 +188,30 @@ class _Probe(CollectiveObserver):
         self._model: nn.Module | None = None
         self._pending: list[Batch] = []
         self._batches, self._began = 0, 0.0
+        self._optimizers, self._stepping = [], 0
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        from transformers import GPT2LMHeadModel
+        from transformers import GPT2LMHeadModel, LlamaForCausalLM
+        from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
         # A hook of all optimizers: the script makes its optimizer itself, of any class.
         hook = register_optimizer_step_pre_hook(self._before_step)
+        after = register_optimizer_step_post_hook(self._after_step)
         with contextlib.ExitStack() as stack:
             stack.callback(hook.remove)
+            stack.callback(after.remove)
+            for model in (GPT2LMHeadModel, LlamaForCausalLM):
+                stack.enter_context(mock.patch.object(model, "forward",
+                                                      self._noting(model.forward)))
             stack.enter_context(mock.patch.object(
-                GPT2LMHeadModel, "forward", self._noting(GPT2LMHeadModel.forward)))
+                GPT2Block, "forward", self._counting(GPT2Block.forward)))
             stack.enter_context(mock.patch.object(
                 dist, "destroy_process_group", _after_a_pause(dist.destroy_process_group)))
             # pathlib calls io.open, a script the built-in one
             for module, original in ((builtins, builtins.open), (io, io.open)):
                 stack.enter_context(mock.patch.object(module, "open", self._opening(original)))
+            stack.enter_context(mock.patch.object(torch, "save", self._saving(torch.save)))
             if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
                 stack.enter_context(devices.meshes_on_cpu())
             stack.enter_context(self)
@@ -222,15 +241,33 @@ class _Probe(CollectiveObserver):
 
         return forward
 
+    def _counting(self, original) -> Callable:
+        def forward(*args, **kwargs):
+            self.record.blocks += 1
+            return original(*args, **kwargs)
+
+        return forward
+
+    def _after_step(self, optimizer, args, kwargs):
+        self._stepping -= 1
+
     def _before_step(self, optimizer, args, kwargs):
-        now = time.perf_counter()
-        named = self._model.named_parameters() if self._model else ()
-        gradients = {name: _local(p.grad) for name, p in named if p.grad is not None}
+        now, self._stepping = time.perf_counter(), self._stepping + 1
+        if optimizer not in self._optimizers:
+            self._optimizers.append(optimizer)
+        owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        names = [name for name, p in self._named() if id(p) in owned]
+        if not self._pending and optimizer.param_groups[0]["lr"] == 0:
+            return  # get_state_dict's: it lets a new optimizer make its moments by a step with lr 0
+        if self._stepping > 1:  # the step of an optimizer that calls another one's, as
+            self.record.steps[-1].owned = names  # torch's ZeroRedundancyOptimizer does
+            return
+        gradients = {name: _local(p.grad) for name, p in self._named() if p.grad is not None}
         # The optimizer's parameters too: an optimizer may own shards that the model does not have.
         held = storage_bytes([*(self._model.parameters() if self._model else ()),
                               *(p for group in optimizer.param_groups for p in group["params"])])
         self.record.steps.append(Step(self._pending, float(optimizer.param_groups[0]["lr"]),
-                                      gradients, held, self._began, now))
+                                      gradients, names, held, self._began, now))
         self._pending = []
 
     def _opening(self, original) -> Callable:
@@ -245,17 +282,39 @@ class _Probe(CollectiveObserver):
 
         return opened
 
+    def _saving(self, original) -> Callable:
+        # given a path, torch.save opens the file in C++
+        def save(value, file, *args, **kwargs):
+            if isinstance(file, str | os.PathLike):
+                self.record.written.append(str(Path(file).absolute()))
+            return original(value, file, *args, **kwargs)
+
+        return save
+
     def before(self, collective: IssuedCollective) -> None:
         note(self._notes, "called", os.environ["RANK"], collective.kind)
+        self.record.calls.append((collective.kind, sum(
+            tensor.nbytes for tensor in collective.outputs or collective.inputs)))
+        if collective.kind == "reduce_scatter":
+            self.record.scattered += [(tensor.nbytes, str(tensor.dtype).removeprefix("torch."))
+                                      for tensor in collective.outputs]
         if collective.kind == "all_gather":
             self.record.gathered.append((sum(tensor.nbytes for tensor in collective.outputs),
                                          collective.members))
 
+    def _named(self) -> list[tuple[str, torch.Tensor]]:
+        """The model's parameters, by the names that they have without checkpointing."""
+        return [(name.replace("_checkpoint_wrapped_module.", ""), parameter)
+                for name, parameter in (self._model.named_parameters() if self._model else ())]
+
     def finished_record(self) -> RankRecord:
         """The record with the parameters as they are at the end."""
         self.record.ended = time.perf_counter()
+        self.record.optimizer_state = storage_bytes(
+            [value for optimizer in self._optimizers for state in optimizer.state.values()
+             for value in state.values() if isinstance(value, torch.Tensor) and value.dim()])
         if self._model is not None:
-            named = dict(self._model.named_parameters())
+            named = dict(self._named())
             self.record.parameters = {name: _local(p) for name, p in named.items()}
             self.record.sharded = any(isinstance(p, DTensor) for p in named.values())
             self.record.shards = {name: cut for name, p in named.items() if (cut := _cut(p))}

@@ -1,12 +1,14 @@
-"""Exercise 6.1: gradients, losses, learning rates and parameters against the reference's."""
+"""Gradients, losses, learning rates and parameters of a script against the reference's."""
 
 import math
+from functools import partial
 
 import torch
 
+from labs.checks.scripts.expected_training import CONTEXT, train_on
 from labs.checks.scripts.forked import Run
 from labs.checks.verdicts import Wrong
-from labs.scaling.expected_training import train_on
+from labs.training import models
 from labs.words import format_distinct
 from labs.workers.launcher import launch
 
@@ -20,12 +22,25 @@ _EVERY_STEP = "The gradients of every step are averaged, and set to zero after i
 _NOT_SCALED = "The optimizer steps with what backward has left: nothing clips or scales it before."
 
 
-def judge(run: Run, when: str, numbers: dict[str, int], strategy: str) -> None:
-    """Raises Wrong unless the ranks have trained as one process does on all they drew."""
-    sizes = (numbers["layers"], numbers["hidden"], numbers["seed"])
-    drawn = [[torch.cat([batch.rows for batch in record.steps[step].batches])
-              for record in run.records] for step in range(len(run.records[0].steps))]
-    [expected] = launch(train_on, drawn, *sizes, ranks=1, quiet=True)
+Drawn = list[list[torch.Tensor]]  # [step][rank]: tokens, (samples, CONTEXT)
+
+
+def drawn_by(run: Run) -> Drawn:
+    """What the ranks have drawn for each step."""
+    return [[torch.cat([batch.rows for batch in record.steps[step].batches])
+             for record in run.records] for step in range(len(run.records[0].steps))]
+
+
+def judge(run: Run, when: str, numbers: dict[str, int], strategy: str = "ddp",
+          falling: bool = True, before: Drawn | None = None) -> None:
+    """Raises Wrong unless the ranks have trained as one process does on all they drew. numbers:
+    "layers", "hidden" and "seed" of the model. falling: whether the learning rate falls to 0.
+    before: what a run drew with whose parameters and moments this one went on."""
+    make_model = partial(models.gpt2, numbers["layers"], numbers["hidden"], context=CONTEXT,
+                         seed=numbers["seed"])
+    before = before or []
+    [expected] = launch(train_on, before + drawn_by(run), make_model, falling, len(before),
+                        ranks=1, quiet=True)
     # In the order in which a mistake shows: another model differs before the first step, a wrong
     # gradient in it, a wrong schedule or a missing zero_grad after it, a missing last update at the
     # end.
@@ -180,9 +195,10 @@ def _judge_rates(run, when, expected):
             if far(rate / expected.rates[0], want / expected.rates[0]):
                 # How many times as fast the rate falls as it should: 2 where each of two ranks'
                 # steps is counted.
-                times = (found[0] - found[1]) / (expected.rates[0] - expected.rates[1])
-                often = (": it has not fallen" if rate == found[0] else
-                         f": it falls {times:.3g}x as fast" if step == 1 else "")
+                usual = expected.rates[0] - expected.rates[1]
+                times = (found[0] - found[1]) / usual if usual else 0
+                often = (": it has not fallen" if usual and rate == found[0] else
+                         f": it falls {times:.3g}x as fast" if usual and step == 1 else "")
                 is_, should_be = format_distinct(rate, want)
                 raise Wrong(f"{when}: rank {rank}, step {step}: the learning rate is {is_}, not "
                             f"{should_be}{often}", "scheduler.step() once in each step, after "

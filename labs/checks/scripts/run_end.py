@@ -1,5 +1,5 @@
-"""What exercises 6.1 and 6.15 ask of every run of a script: that it ends, that rank 0 alone prints
-and writes, and that the job fails when a rank does."""
+"""What is asked of every run of a training script: that it ends, that rank 0 alone prints and
+writes, and that the job fails when a rank does."""
 
 import os
 from collections.abc import Iterator
@@ -60,9 +60,9 @@ def _last_line(output) -> str:
     return f": {lines[-1].strip()[:200]}" if lines else ""
 
 
-def judge_rank_0(run: Run, when: str, names: tuple[str, ...]) -> None:
-    """Raises Wrong unless rank 0 alone printed and wrote, a number for each of these names of each
-    step. Where all ranks write one file, whoever is last wins."""
+def judge_writer(run: Run, when: str) -> None:
+    """Raises Wrong unless rank 0 alone printed and wrote. Where all ranks write one file, whoever
+    is last wins."""
     writers = [rank for rank, record in enumerate(run.records)
                if run.metrics_path in record.written]
     # Invariant: rank 0 alone writes and prints. LOCAL_RANK 0 exists on each host, so it writes
@@ -70,26 +70,33 @@ def judge_rank_0(run: Run, when: str, names: tuple[str, ...]) -> None:
     if writers != [0]:
         who = f"{named_ranks(writers)} wrote" if writers else "no rank wrote"
         others = run.records[0].written
-        hint = (f"It wrote {os.path.basename(others[0])!r}: the file's name is options.metrics."
+        hint = (f"It wrote {os.path.basename(others[0])!r}: the file's name is "
+                f"options.{run.option[2:]}."
                 if others and not writers else "dist.get_rank() says which rank this is: "
                 "LOCAL_RANK is 0 once on each host.")
-        raise Wrong(f"{when}: {who} the file of --metrics, and it must be rank 0 alone", hint,
+        raise Wrong(f"{when}: {who} the file of {run.option}, and it must be rank 0 alone", hint,
                     code="wrong_writer")
-    speakers = [rank for rank, output in enumerate(run.output) if rank and _printed(output)]
+    judge_speaker(run, when)
+
+
+def judge_speaker(run: Run, when: str) -> None:
+    """Raises Wrong where a rank other than 0 printed."""
+    speakers = [rank for rank, output in enumerate(run.output) if rank and printed(output)]
     if speakers:
         raise Wrong(f"{when}: {named_ranks(speakers)} printed too: "
-                    f"{_printed(run.output[speakers[0]])[0][:80]!r}", "Print on rank 0 alone.",
+                    f"{printed(run.output[speakers[0]])[0][:80]!r}", "Print on rank 0 alone.",
                     code="printed_too_often")
-    _judge_metrics(run, when, names)
 
 
-def _printed(output) -> list[str]:
-    """Lines that are no library's warning."""
+def printed(output: str) -> list[str]:
+    """Lines of a rank's output that are no library's warning."""
     return [line for line in output.splitlines() if line.strip() and "Warning" not in line
             and "warn" not in line and not line.startswith(("[", " "))]
 
 
-def _judge_metrics(run, when, names):
+def judge_metrics(run: Run, when: str, names: tuple[str, ...]) -> None:
+    """Raises Wrong unless rank 0 alone wrote a number for each of these names of each step."""
+    judge_writer(run, when)
     steps = run.metrics.get("steps") if isinstance(run.metrics, dict) else None
     if not isinstance(steps, list) or run.metrics.get("ranks") != run.ranks:
         raise Wrong(f"{when}: the file of --metrics is not JSON of "

@@ -1,4 +1,4 @@
-"""Exercises 6.1 and 6.15: which samples the ranks have drawn, in which epoch and order."""
+"""Which samples the ranks of a script have drawn, in which epoch, order and batches."""
 
 from collections import Counter
 
@@ -6,7 +6,7 @@ import torch
 
 from labs.checks.scripts.forked import Run
 from labs.checks.verdicts import Wrong
-from labs.words import listed
+from labs.words import counted, listed
 
 _SAMPLER = ("DistributedSampler(windows) gives each rank its own share of the indices; the loader "
             "gets it as sampler=.")
@@ -83,7 +83,7 @@ def _judge_epoch(of_ranks, when, samples, ranks, batch):
     # Invariant: the ranks partition the samples of an epoch. Catches a loader without a sampler,
     # whose ranks all draw the same samples: the job is right and N times too slow.
     every = [rank for rank, indices in enumerate(of_ranks) if len(set(indices)) == samples]
-    if len(every) == ranks:
+    if len(every) == ranks > 1:
         raise Wrong(f"{when}: every rank draws all {samples} samples: {ranks} ranks do the work of "
                     "one", _SAMPLER, code="not_sharded")
     missing = samples - len(counts)
@@ -114,3 +114,29 @@ def _judge_exact(of_ranks, when, samples, missing, repeated):
     if missing:
         raise Wrong(f"{when}: {missing} of {samples} samples are drawn by no rank", _SAMPLER,
                     code="samples_lost")
+
+
+def judge_batches(run: Run, when: str, epochs: int, batch: int) -> None:
+    """Raises Wrong unless a step has `batch` samples on each rank, and the last one of an epoch
+    what is left: with another batch, the number of steps and the gradients are others."""
+    for rank, record in enumerate(run.records):
+        sizes = [sum(len(part.rows) for part in step.batches) for step in record.steps]
+        drawn = sum(sizes) // epochs
+        wanted = epochs * ([batch] * (drawn // batch) + [drawn % batch] * (drawn % batch > 0))
+        for step, (size, right) in enumerate(zip(sizes, wanted, strict=False)):
+            if size == right:
+                continue
+            raise Wrong(f"{when}: rank {rank}, step {step}: it trains on "
+                        f"{counted(size, 'sample')}; with --batch {batch} it should be {right}",
+                        "options.batch is the number of samples that a rank has in a step: the "
+                        "loader gets it as batch_size.", code="wrong_batch")
+
+
+def judge_seeds(*runs: tuple[Run, torch.Tensor, int]) -> None:
+    """Raises Wrong where two runs, each (run, samples' tokens, seed), have drawn their samples in
+    the same order: the seed of the job is the shuffle's."""
+    orders = [[indices(run, rank, rows) for rank in range(run.ranks)] for run, rows, _ in runs]
+    if orders[0] == orders[1]:
+        raise Wrong(f"with --seed {runs[0][2]} and with --seed {runs[1][2]} the samples are drawn "
+                    "in the same order", "options.seed goes to the sampler, too: "
+                    "DistributedSampler(windows, seed=options.seed).", code="seed_ignored")
