@@ -62,7 +62,7 @@ def exclusive(checkout):
     except OSError as error:
         raise SetupError(
             f"Set-up cannot write in {checkout.root} ({error.strerror}): copy the workbook to a "
-            "folder of your own, or mend the folder's permissions."
+            "folder of your own, or fix the folder's permissions."
         ) from None
     with file:
         try:
@@ -107,7 +107,7 @@ def unused_python(checkout):
         return ""
     return (
         f"PYTHON={wanted} is not used: .venv is already here, made with {names[1]}. Remove the "
-        f"folder {checkout.venv} to have it made anew."
+        f"folder {checkout.venv} to have it made again."
     )
 
 
@@ -134,7 +134,7 @@ def find_base(checkout):
 
 
 def make_venv(checkout, base):
-    """Make .venv anew, on top of the base Python's packages if they hold a supported torch."""
+    """Make .venv again, on top of the base Python's packages if they hold a supported torch."""
     keeps_torch = is_supported_torch(base["torch"]) and not base["in_venv"]
     check_disk(checkout.root, RENEW_GB if keeps_torch else None)
     with step(1, f"making .venv with Python {dotted(base['version'])}"):
@@ -289,7 +289,7 @@ def main(root):
         print(error, file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"Set-up stopped: {error}. Mend that and run this again.", file=sys.stderr)
+        print(f"Set-up stopped: {error}. Fix that and run this again.", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nSet-up was interrupted; run this again to finish it.", file=sys.stderr)

@@ -87,7 +87,7 @@ def with_required_python(line, log):
 def venv_failed(python, last_line):
     """Return the sentence for a Python whose venv module fails; `last_line` is its output's."""
     return (
-        f"'{python} -m venv' failed ({last_line}): mend that Python, or set PYTHON to another one, "
+        f"'{python} -m venv' failed ({last_line}): fix that Python, or set PYTHON to another one, "
         "and run this again."
     )
 

@@ -311,7 +311,7 @@ def _measure(strategy, preset, plan) -> tuple:
                                      held=strategies.resident_tensors))
     pair = built.get("pair") or rebuild()
     # counted in a third step or later: torch's DDP sends a single bucket in its first step, and
-    # broadcasts how it cuts them anew in its second
+    # broadcasts how it reshards them in its second
     *first, last = batches(preset, max(plan.losses, 1 if plan.measure_memory else 3))
     losses = train(*pair, first)
     with Traffic() as traffic:

@@ -252,7 +252,7 @@ def _judge_kinds(traffic, allowed, activations, small, hints, outside):
     rank, rest = dist.get_rank(), 0.0
     for kind in dict.fromkeys(call.kind for call in traffic.calls):
         calls = traffic.of(kind)
-        # In elements, not calls: whether one activation travels in one piece or two is free.
+        # In elements, not calls: whether one activation is sent in one piece or two is free.
         sent, due = sum(call.elements for call in calls), allowed.get(kind, 0)
         more = outside.get(kind, 0)
         extra = sent - (due * activations.layers + more) * activations.elements

@@ -21,7 +21,7 @@ def judge_failed_job(job: EndedJob, rank: int, what: str, hint: str, waiting: st
     other than 0, and without processes left. what: "script" or "job", in the messages. hint: to an
     exit code of 0. waiting: what it did instead of ending, with a hint of its own."""
     when = f"rank {rank} of {job.ranks} raised an exception"
-    # Whoever started the job, a shell, Slurm or CI, knows nothing but its exit code.
+    # What started the job, a shell, Slurm or CI, knows nothing but its exit code.
     if job.code == 0:
         raise Wrong(f"{when}, and the {what}'s exit code was 0, as if all had gone well", hint,
                     code="failure_hidden")

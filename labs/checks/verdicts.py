@@ -283,7 +283,7 @@ def verdict_of(exercise: str, error: BaseException, answers: tuple = ()) -> Verd
 
 def _code_of(error: BaseException) -> str:
     """The code of what the check itself did not raise: "raised_KeyError" where the student's code
-    raised that, on a rank too; else what became of the launch."""
+    raised that, on a rank too; else how the launch ended."""
     if isinstance(error, RankFailed) and error.cause is not None:
         error = error.cause
     if isinstance(error, LaunchError):

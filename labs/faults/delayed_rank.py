@@ -1,4 +1,4 @@
-"""A rank that begins later than the others: whoever reads what a collective writes, and has not
+"""A rank that begins later than the others: a rank that reads what a collective writes, and has not
 waited for it, reads numbers without this rank's part."""
 
 import itertools
@@ -22,8 +22,8 @@ def delay_rank(rank: int, world_size: int | None = None) -> None:
 
 
 class Gate:
-    """Delays one rank until another has reached a place in its code. Whoever waits there for the
-    delayed rank, by whatever call, keeps the gate closed and is found."""
+    """Delays one rank until another has reached a place in its code. A rank that waits there
+    for the delayed rank, by whatever call, keeps the gate closed and is found."""
 
     _numbers = itertools.count()
 

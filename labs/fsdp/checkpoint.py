@@ -36,7 +36,7 @@ _HINTS = {"Missing key": "Save and load the same names: the same dictionary on b
           "pickle": "torch.distributed.checkpoint.save takes tensors that know their place in the "
                     "whole.",
           "different meshes": "torch.save writes a shard as this rank has it; dcp.save and dcp.load"
-                              " cut shards anew for other ranks.",
+                              " reshard for other ranks.",
           "'tuple' object": "get_state_dict gives two dictionaries: put them into one, "
                             "{\"model\": ..., \"optimizer\": ...}.",
           ".metadata": "dcp.load reads what dcp.save wrote: both on the same folder."}
@@ -158,7 +158,7 @@ def _futures() -> Iterator[list]:
 
 
 def _judge_finished(running):
-    # async_save returns while a thread writes: whoever loads, or leaves, now finds half a file.
+    # async_save returns while a thread writes: a job that loads, or ends, now finds half a file.
     if running:
         raise Wrong(f"rank {dist.get_rank()}: save returned while the checkpoint is still being "
                     "written", "dcp.async_save returns a future: call its result() before the "
@@ -184,7 +184,7 @@ def _judge_files(folder):
         raise Wrong("save wrote nothing into the folder",
                     "torch.distributed.checkpoint.save(state, checkpoint_id=folder)",
                     code="nothing_saved")
-    # Every rank writes: in one file are the shards of one rank, whoever else wrote into it before.
+    # Every rank writes: in one file are the shards of one rank, whatever rank wrote into it before.
     if sum(size > 0 for size in sizes) < SAVED_ON:
         raise Wrong(f"{SAVED_ON} ranks saved, and the folder holds "
                     f"{counted(sum(size > 0 for size in sizes), 'file')}: the shards of the others "

@@ -92,7 +92,7 @@ MISTAKES: dict[str, Seconds] = {
     "Wrappings with more than one unit are not better the fewer units they have: the root and the "
     "first unit have nothing to hide behind.": lambda units, _: (len(units) == 1, len(units)),
     "The most collectives do not lose least: each costs its price.": lambda units, _: -len(units),
-    "The least gathered bytes do not lose least: that decides what fits, not what is fast.":
+    "The fewest gathered bytes do not lose least: that decides what fits, not what is fast.":
         lambda units, _: gathered_bytes(units),
     "You count every all-gather in full: after the first unit, each runs while the unit before it "
     "computes.": _otherwise(pair=lambda a, b, m: m.gather(b)),
@@ -209,7 +209,7 @@ def _mistake(choose) -> str:
 
 
 def chosen(seconds: Callable, machine: Machine, free: int, wrappings: dict) -> list[str | None]:
-    """Returns the names that fit and have the least seconds(units, machine); [None] if none
+    """Returns the names that fit and have the minimum of seconds(units, machine); [None] if none
     fits."""
     found = {name: seconds(units, machine) for name, units in wrappings.items()
              if gathered_bytes(units) <= free}

@@ -102,7 +102,7 @@ def _memory_filled():
 
 
 def _judge_build(report):
-    # The peak while building stays near a shard: whoever builds first and shards then held all.
+    # The peak while building stays near a shard: a module built first and sharded then held all.
     whole = 4 * models.count_trainable(_gpt2())
     peak = report.peaks["build"].total
     if peak > 0.6 * whole:

@@ -81,10 +81,10 @@ def _sum_of(*kinds, size=lambda call: call.bytes) -> Callable[[list[CollectiveCa
 _MISTAKES = (
     Mistake("reduce_scatter_missing", _sum_of("all_reduce"),
             "FSDP has no all-reduce: each unit's gradients are reduce-scattered",
-            "Gradients travel in two kinds of collectives."),
+            "Gradients are sent in two kinds of collectives."),
     Mistake("all_reduce_missing", _sum_of("reduce_scatter"), "where a rank has whole gradients "
             "(DDP), or a replica's shard of them (HSDP), an all-reduce sums them",
-            "Gradients travel in two kinds of collectives."),
+            "Gradients are sent in two kinds of collectives."),
     Mistake("all_gather_counted", _sum_of("all_gather", *REDUCTIONS),
             "an all-gather carries parameters", ""),
     Mistake("all_gather_counted", _sum_of("all_gather"), "an all-gather carries parameters", ""),
@@ -96,7 +96,7 @@ _MISTAKES = (
             "these are elements, not bytes", "Each call has `bytes`."),
     *(Mistake("one_size_for_all",
               _sum_of(*REDUCTIONS, size=lambda call, each=each: each * call.elements), "you count "
-              f"{each} bytes for each element, but gradients travel in other types too",
+              f"{each} bytes for each element, but gradients are sent in other types too",
               "Each call has `bytes`: 4 for each element in fp32, 2 in bf16.") for each in (2, 4)))
 
 

@@ -122,10 +122,10 @@ def show_offload(without: Callable, offloaded: Callable, layers: int | None = No
     usual, moved = compared.results["FSDP"], compared.results["offload"]
     peak = moved.report.step_peak
     host = _states(usual.report.phases["backward"])  # on a GPU offload's own report lacks them
-    travels = sum(moved.bytes.values()) / compared.preset.ranks
+    sent = sum(moved.bytes.values()) / compared.preset.ranks
     rows = [("on the host", _text(host), "parameters, gradients, optimizer state"),
             ("on a GPU", _text(peak.total - _states(peak)), "activations, gathered parameters"),
-            ("over PCIe in a step", _text(travels),
+            ("over PCIe in a step", _text(sent),
              "a shard for each gather, and its gradient back")]
     if on_gpu:
         rows += [("pinned for that", _text(max(moved.observed)),
@@ -134,7 +134,7 @@ def show_offload(without: Callable, offloaded: Callable, layers: int | None = No
                   f"without offload {compared.tokens_per_second('FSDP'):,.0f}"),
                  ("time of a step", *moved.slower_than(usual).split(" ", 1))]
     note = ("On CPU ranks host and device are the same memory: this table sorts what was measured, "
-            "and nothing travels.")
+            "and nothing is sent.")
     return Table("One rank with CPU offload", ("", "", ""), rows, left=0,
                  note=SHARED_CARD * (not on_gpus_of_their_own(compared.preset)) if on_gpu else note)
 
@@ -150,10 +150,10 @@ def offload_on_gpus(psi: float = 6.74e9, ranks: int = 8, tokens: int = 4096) -> 
     nbytes = 3 * 4 * psi / ranks  # a shard in fp32 for two gathers, and its gradient back
     rows = []
     for gpu in hardware.GPUS.values():
-        travels = nbytes / gpu.pcie
+        sent = nbytes / gpu.pcie
         computes = 6 * psi * tokens / (UTILISATION * gpu.flops)
-        rows.append((gpu.name, f"{gpu.pcie / GB:g}", f"{travels:.2f}", f"{computes:.2f}",
-                     f"{travels / computes:.0%}"))
+        rows.append((gpu.name, f"{gpu.pcie / GB:g}", f"{sent:.2f}", f"{computes:.2f}",
+                     f"{sent / computes:.0%}"))
     return Table(f"{psi / 1e9:.2f} billion parameters on {ranks} ranks, {tokens:,} tokens each: "
                  f"{nbytes / GB:.1f} GB of offload a step and rank, computed",
                  ("GPU", "PCIe, GB/s", "s on PCIe", "s computing", "share"), rows,

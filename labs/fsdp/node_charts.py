@@ -17,7 +17,7 @@ from labs.words import counted
 SOURCES = {
     "measured": "Measured on {ranks}.",
     "alone": "Measured on one GPU, as rank 0 of each job in a fake process group: its tensors are "
-             "real, and so is their memory. Nothing travels between GPUs, so there is no loss and "
+             "real, and so is their memory. Nothing is sent between GPUs, so there is no loss and "
              "no speed to report.",
     "predicted": "Predicted only: this machine has no GPU.",
     "paced": "Measured on {ranks} of a CPU: memory, calls and bytes are real, each block takes the "

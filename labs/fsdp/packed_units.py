@@ -127,6 +127,6 @@ def _judge_prefetch(events, want):
             # Called and waited for at once, it hides nothing.
             if not last and (waited > computed or not gathers[computed].asynchronous):
                 raise Wrong(f"{rank}: in backward, the all-gather of the block after next is "
-                            "waited for before this block computes: nothing travels meanwhile",
+                            "waited for before this block computes: nothing is sent meanwhile",
                             "start calls it with async_op=True, and only gather waits.",
                             code="waits_too_early")

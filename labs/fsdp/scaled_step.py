@@ -162,7 +162,7 @@ def _judge_gradients(exact, found) -> float:
 
 
 def _judge_overflow(exact, found):
-    # Whoever multiplies by `share` after backward, or takes a smaller scale where gradients
+    # An answer that multiplies by `share` after backward, or takes a smaller scale where gradients
     # overflow, has finite gradients here: then they must be right, and the step may be made.
     if found.gradients is not None:
         norm = _compared(exact, found)[1] * SHARE / TOO_LARGE

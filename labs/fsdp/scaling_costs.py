@@ -152,7 +152,7 @@ _ADAMW: tuple[Mistake, ...] = (
     Mistake("own_host_bandwidth",
             lambda case: HOST_OPTIMIZER_BYTES * case[0] / case[1] / case[3],
             "all ranks of the node share the host's memory",
-            "The host updates all Ψ parameters, whoever's shard they are."),
+            "The host updates all Ψ parameters, on whichever rank their shards are."),
     Mistake("fused_adamw_bytes", lambda case: 28 * case[0] / case[3],
             "28 bytes is AdamW in one fused pass; here each of its operations reads and writes "
             "memory", "The text gives the bytes."),

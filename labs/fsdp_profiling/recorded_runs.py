@@ -120,7 +120,7 @@ def record_runs(configs: list[RunConfig], recordings: int = 1, share: float | No
     """Records runs one after the other on the same ranks, and reads their files.
 
     recordings: of each run's step, at most: two that take as long end it. Returned is the one of
-    which `measure`, as the mean over the ranks, is the least, or, without it, the fastest. share:
+    which `measure`, as the mean over the ranks, is the minimum, or, without it, the fastest. share:
     of a step's computing that its bytes take on the slow link, where the ranks are on a CPU; None:
     no slow link.
     """

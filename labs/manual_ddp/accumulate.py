@@ -156,7 +156,7 @@ def _judge_passes(traffic, parts, buckets):
 
 
 def _judge_input(given, parts):
-    # whoever trains on these micro-batches again would find fewer of them
+    # who trains on these micro-batches again would find fewer of them
     if [id(part) for part in given] != [id(part) for part in parts]:
         raise Wrong("accumulate changed the list that it was given",
                     "Read it, without pop or append.", code="changes_input")

@@ -37,7 +37,7 @@ def check_combine(combine):
 
 
 def _judge_inputs(given, parts, given_sizes, sizes, shards):
-    # whoever reads the shards' gradients next would find other numbers than backward left
+    # a reader of the shards' gradients would find other numbers than backward left
     if given_sizes != sizes or len(given) != len(parts):
         raise Wrong(f"{shards}: combine changed the list it was given",
                     "Leave the inputs as they are.", code="changes_input")

@@ -102,7 +102,7 @@ def _judge(run, case):
 
 
 def _judge_saved(run, when):
-    """The file is for whoever has no process group: a model without a wrapper loads it."""
+    """The file must load without a process group: a model without a wrapper loads it."""
     saved, own = run.metrics, models.gpt2(LAYERS, HIDDEN, context=CONTEXT)
     if not isinstance(saved, dict) or not all(
             isinstance(value, torch.Tensor) for value in saved.values()):

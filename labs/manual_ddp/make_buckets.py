@@ -50,7 +50,7 @@ def _cases():
 def _judge_input(make_buckets, model):
     given = list(model.parameters())
     judge_buckets(make_buckets(given, 900), model, 900)
-    # the caller's list, turned round or emptied, would be another one for whoever reads it next
+    # the caller's list, turned round or emptied, would be another one for its next reader
     if [id(p) for p in given] != [id(p) for p in model.parameters()]:
         raise Wrong("make_buckets changed the list that it was given",
                     "Make a new list: reversed(parameters) or parameters[::-1].",

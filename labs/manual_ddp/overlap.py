@@ -155,7 +155,7 @@ def judge_not_blocked(events: Sequence[CollectiveCall | Mark]) -> None:
 
 def judge_free(is_free: bool) -> None:
     """Raises Wrong where rank 0 did not compute on while another rank was delayed."""
-    # whoever waits, by whatever call, waits for the rank that is delayed: nothing overlaps
+    # any rank that waits, by whatever call, waits for the rank that is delayed: nothing overlaps
     if not is_free:
         raise Wrong(f"rank 0 had not computed its gradients after {GATE_TIMEOUT:g} s, while "
                     "another rank was delayed before its backward: something in backward "

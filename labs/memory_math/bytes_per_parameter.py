@@ -167,7 +167,7 @@ def show_recipes(bytes_per_parameter, recipes: dict[str, tuple]) -> Picture:
 
 @shows("1.2")
 def show_quoted_figures(bytes_per_parameter, recipes: dict[str, tuple]) -> Table:
-    """A table of GB of model states by recipe: the figures that much material quotes."""
+    """A table of GB of model states by recipe: the figures that are often quoted."""
     rows = []
     for name, types in recipes.items():
         held = states_of(bytes_per_parameter(*types), name)

@@ -154,7 +154,7 @@ def show_other_memory() -> Table:
     """A table of what the notebook's formulas do not count, and which of three numbers show it."""
     named = {name: f"{size / GiB:.3g} GiB" for name, size in hardware.overheads(ranks=2).items()}
     rows = [("DDP's buckets", "a copy of all gradients", "yes", "yes", "yes"),
-            ("gathered parameters", "of one block, for a moment two", "yes", "yes", "yes"),
+            ("gathered parameters", "of one block, temporarily two", "yes", "yes", "yes"),
             ("cuBLAS workspace", named["cuBLAS"], "yes", "yes", "yes"),
             # kMinBlockSize in c10/cuda/CUDACachingAllocator.cpp
             ("rounding", "each tensor to 512 bytes", "yes", "yes", "yes"),

@@ -1,4 +1,4 @@
-"""What travels between a GPU and its host: the bytes of every copy that torch makes."""
+"""What is copied between a GPU and its host: the bytes of every copy that torch makes."""
 
 from dataclasses import dataclass
 

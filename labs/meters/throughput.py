@@ -15,7 +15,7 @@ WARMUP_ON_GPU = 5
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of a step over several rounds: the median, the least and the most."""
+    """Seconds of a step over several rounds: the median, the minimum and the maximum."""
 
     median: float
     least: float

@@ -94,7 +94,7 @@ def record_in_turns(steps: Mapping[str, Callable[[], object]],
     for round_ in range(warmup + rounds):
         for name, step in steps.items():
             # Not timed: the profiler's stop and the variant before gave memory back to the system,
-            # and the first step that takes it anew pays for each page.
+            # and the first step that takes it again pays for each page.
             step()
             dist.barrier()
             measured, recorded = throughput.timed(step), record_step(labelled[name])

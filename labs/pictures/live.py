@@ -1,4 +1,4 @@
-"""A picture that is drawn anew below a running cell, and is gone when the cell has ended."""
+"""A picture that is drawn again below a running cell, and is gone when the cell has ended."""
 
 import contextlib
 import os

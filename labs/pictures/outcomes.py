@@ -67,7 +67,7 @@ def draw_success(results: Sequence) -> Picture:
 
 
 def label(outcome: Outcome) -> str:
-    """What became of a rank, in few words."""
+    """How a rank ended, in a few words."""
     number = f" (#{outcome.number})" if outcome.number else ""
     return _LABELS[outcome.kind].format(outcome=outcome, number=number)
 

@@ -6,7 +6,7 @@ four rules.
 1. A send returns at once and its tensor is kept until it has arrived. If sends waited for their
    receivers, two neighbours that send to each other (one an output, the other a gradient) would
    wait for ever, with every backend. So a rank waits only in `receive`, for an action of another
-   rank; a schedule is legal if these waits form no circle.
+   rank; a schedule is legal if these waits form no cycle.
 2. Each direction of each pair of ranks has a process group of its own, for outputs and for
    gradients separately. NCCL runs what is called on one communicator in order, on one stream:
    if both neighbours first call send and then receive on the same one, neither receive is ever

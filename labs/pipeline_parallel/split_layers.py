@@ -33,7 +33,7 @@ def check_split_layers(split_layers: Callable):
 
 
 def best_split(costs: Sequence[float], ranks: int) -> float:
-    """The least possible cost of the slowest of so many contiguous stages, by trying all."""
+    """The minimum cost of the slowest of so many contiguous stages, by trying all."""
     ends = [0.0]
     for cost in costs:
         ends.append(ends[-1] + cost)
@@ -53,7 +53,7 @@ def _known():
 
 
 def _random_case(seed) -> tuple[tuple[float, ...], int]:
-    """Mostly a model: a cheap embedding, equal layers, a dear head; else any costs."""
+    """Mostly a model: a cheap embedding, equal layers, an expensive head; else any costs."""
     numbers = random.Random(seed)
     parts = numbers.randint(2, 18)
     ranks = numbers.randint(1, min(parts, 6))

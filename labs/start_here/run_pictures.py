@@ -32,7 +32,7 @@ def two_steps(all_reduce: Callable, ranks: int) -> Picture:
 
 
 def diagnose(function: Callable, ranks: int, guess: str | None = None, **options) -> Picture:
-    """Launches `function` and draws what became of each rank; what it raises is shown, not raised.
+    """Launches `function` and draws how each rank ended; what it raises is shown, not raised.
 
     guess: the exercise whose guess is the rank that the others wait for.
     """

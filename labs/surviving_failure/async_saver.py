@@ -215,7 +215,7 @@ def _judge_errors(saver_class, folder):
     disk.wait_until_done()
     if not _raises(lambda: saver.save(folder / "next.pt", state), disk.error):
         raise Wrong("write raised OSError in the thread, and the next save returned as if all were "
-                    "well", "Whoever trains must know as soon as possible that nothing was saved.",
+                    "well", "The training loop must know soon that nothing was saved.",
                     code="error_lost")
     # Invariant: an error is raised once. A saver that keeps the failed future raises it for ever.
     disk.error = None

@@ -228,7 +228,7 @@ def _judge_found(path, problems, folder, damage):
     # Without it, a job loses steps and nobody reads why.
     if missing := [name for name in bad if name not in problems]:
         raise Wrong(f"with {damage.what}: the problems do not name {missing[0]}",
-                    "Whoever resumes must see what was passed over.", code="problem_not_named")
+                    "A person who resumes must see what was passed over.", code="problem_not_named")
     if more := [name for name in problems if name not in bad]:
         raise Wrong(f"with {damage.what}: {more[0]} is among the problems: {problems[more[0]]!r}",
                     "Only those that are newer than the one that was found, and bad.",

@@ -3,7 +3,7 @@ ones, and the picture of these.
 
 In a synthetic job one rank, its data or the link becomes slow, or nothing does. A rank loads and
 computes; then its collectives begin, and end on all ranks at once, when the last rank has come and
-the bytes are moved. So all ranks have the same step, whoever is slow.
+the bytes are moved. So all ranks have the same step, no matter which is slow.
 """
 
 import copy
@@ -175,8 +175,8 @@ def _anybody(job, rng) -> tuple[int | None, str]:
 
 
 # Steps that the first slow one may be off by in a recorded run, whose steps vary. In a synthetic
-# job it may not be: its noise is a tenth of the least that a straggler adds, and single slow steps
-# are so far from it that a median of five steps leaves it where it is.
+# job it may not be: its noise is a tenth of the minimum that a straggler adds, and single slow
+# steps are so far from it that a median of five steps leaves it where it is.
 NEAR = 2
 _HINTS = {
     "compute": "Who computes longer than the other ranks in the same steps? It waits least; the "

@@ -162,7 +162,7 @@ MISTAKES: list[Mistake] = [
             "It is one group: count groups, not failures."),
     Mistake("group_fails_while_missing_comes", _other(renews=False),
             "a group that fails while it is missing comes back as if it had not",
-            "Its restart begins anew."),
+            "Its restart begins again."),
     Mistake("lost_after_end_counts", _other(clips=False), "what is lost after the end counts",
             "Only the time from 0 to `end` does."),
 ]

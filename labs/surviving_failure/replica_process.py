@@ -128,7 +128,7 @@ def _write(**values):
 
 
 if __name__ == "__main__":
-    # not as `__main__`, which is the notebook's: what it defines travels there
+    # not as `__main__`, which is the notebook's: what it defines is sent there
     from labs.surviving_failure import replica_process
 
     replica_process.main(*sys.argv[1:])

@@ -27,7 +27,7 @@ from labs.surviving_failure.intervals import RUN_COLOURS
 
 NAMES = ("interval", "goodput")
 ARGUMENTS = ("gpus", "gpu_hours", "checkpoint_bytes", "bandwidth", "restart")
-WORSE = 0.002  # of the goodput: the least is flat, and Young's interval is off by less mostly
+WORSE = 0.002  # of the goodput: the minimum is flat, and Young's interval is off by less mostly
 TOLERANCE = 0.01  # of the goodput, against the closed form
 
 
@@ -173,11 +173,11 @@ MISTAKES: list[Mistake] = [
             "that is the time between two failures", "What does a save cost?"),
     Mistake("young_formula", lambda job: young(job.mtbf, job.save),
             "that is √(2δM), too long where a save takes a large part of the time between two "
-            "failures", "Daly's formula has further terms. Or look for the least: your wall_time "
+            "failures", "Daly's formula has further terms. Or look for the minimum: your wall_time "
             "says what any interval costs."),
     Mistake("young_less_save", lambda job: young(job.mtbf, job.save) - job.save,
             "that is √(2δM) − δ, too short where a save takes a large part of the time between two "
-            "failures", "Daly's formula has further terms. Or look for the least: your wall_time "
+            "failures", "Daly's formula has further terms. Or look for the minimum: your wall_time "
             "says what any interval costs."),
     Mistake("restart_for_save", lambda job: young(job.mtbf, job.restart),
             "that is √(2RM), with the restart",

@@ -53,7 +53,7 @@ def unlike_shards(job: ResumableJob) -> tuple[str, str, str] | None:
                         f"{name} of {unit.name}: a shard of shape {list(value.shape)}, one of "
                         f"{dist.get_world_size()} ranks has {unit.shard_elements:,} elements",
                         "An old shard is no new one: join all old ones, without padding, and cut "
-                        "anew.")
+                        "again.")
             # A slice of the joined tensor is a view: it keeps the memory of all ranks' shards
             # allocated.
             if value.untyped_storage().nbytes() > value.nbytes:

@@ -187,7 +187,7 @@ def show_assignments(assign: Callable) -> Table:
                 longer([range(r, 2 * n * _CHUNK, n) for r in range(n)], 1) for n in counts],
             "yours, 2 chunks a rank": [longer(as_assignment(
                 assign(2 * n, n), 2 * n, n, f"{2 * n} chunks on {n} ranks")) for n in counts]}
-    return Table("Pairs on the critical path, as a multiple of the least possible",
+    return Table("Pairs on the critical path, as a multiple of the minimum",
                  ("", *(f"{n} ranks" for n in counts)),
                  [(name, *numbers) for name, numbers in rows.items()])
 

@@ -79,7 +79,7 @@ def check_clip_grad_norm(clip_grad_norm: Callable, strategy: Callable):
     **settings) -> (module, optimizer): exercises 7.3 to 7.5 together, to be trained with it."""
     on_ranks(_try_all, clip_grad_norm, strategy)
     return ("the norm is that of the whole gradient on every rank, shards of all ranks and what is "
-            "replicated once, and one number travels; with attention, MLPs, embedding and head "
+            "replicated once, and one number is sent; with attention, MLPs, embedding and head "
             "divided, 5 clipped steps of Llama are the reference's on 2 and 4 ranks")
 
 
@@ -207,7 +207,7 @@ def _judge_scale(gradients, who):
                 raise Wrong(f"{who}: {name} had no gradient, and has one now",
                             "Leave out parameters whose .grad is None.", code="gradient_made")
             continue
-        # In place: a new tensor leaves the old one as it was for whoever holds it.
+        # In place: a new tensor leaves the old one as it was for those that hold it.
         if parameter.grad is not tensor:
             raise Wrong(f"{who}: the gradient of {name} was replaced by another tensor, not "
                         "scaled in place", "gradient.mul_(factor) scales it in place.",

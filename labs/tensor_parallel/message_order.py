@@ -66,7 +66,7 @@ def require_no_deadlock(by_rank: list[list[Message]]) -> None:
     """Raises Wrong where these messages of all ranks never end with NCCL."""
     waiting = _never_matched([_batches(messages) for messages in by_rank])
     # The invariant: with NCCL a send is over when the other rank receives, and what a rank issues
-    # after it waits for it, so ranks that all send first wait in a circle. A batch has no order.
+    # after it waits for it, so ranks that all send first wait in a cycle. A batch has no order.
     if any(waiting):
         verbs = {"send": "sends to", "recv": "receives from"}
         first = [f"rank {rank} {verbs[messages[0].kind]} rank {messages[0].peer}"

@@ -185,6 +185,6 @@ class _Trial:
 
 
 def read_tensor(tensor) -> None:
-    """Reads a tensor, as whoever uses it does: a functional collective waits only then."""
+    """Reads a tensor, as a user of it does: a functional collective waits only then."""
     if isinstance(tensor, torch.Tensor):
         tensor.detach().add(0)

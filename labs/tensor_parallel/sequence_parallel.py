@@ -91,8 +91,8 @@ LAYER_MISTAKES = (
         lambda found: close(found.got, found.ranks * found.want)),
     LayerMistake(
         "neither_full_nor_part", "it is neither the reference's nor this rank's part of it",
-        "A function that is given to register_hook gets what this backward pass adds. Whoever "
-        "reduces .grad itself after each pass reduces what was added before once more.",
+        "A function that is given to register_hook gets what this backward pass adds. A hook "
+        "that reduces .grad itself after each pass reduces the earlier sum once more.",
         lambda found: found.layer is None and _is_replicated(found.name)))
 
 
@@ -108,8 +108,8 @@ class Case:
     parts: int = 1
 
 
-# Two backward passes for a step: whoever reduces .grad after each reduces the first part twice. On
-# the pairs one step is enough: a wrong group shows in it.
+# Two backward passes for a step: an answer that reduces .grad after each reduces the first part
+# twice. On the pairs one step is enough: a wrong group shows in it.
 CASES = {2: (Case(SGD, bias=True, parts=2),),
          4: (Case(ADAMW, bias=False, tied=True), Case(SGD, bias=True, steps=1, pairs=True))}
 

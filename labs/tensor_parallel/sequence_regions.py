@@ -37,7 +37,7 @@ def _judge(region, name, taken, given, group):
     before = x.detach().clone()
     with Traffic() as forward, forward.marked_waits():
         y = region.apply(x, group)
-        # Read as whoever uses it does: a functional collective waits only then, and rightly.
+        # Read as a user of it does: a functional collective waits only then, and rightly.
         read_tensor(y)
         forgotten = forward.never_waited_for()
     raise_on_all_ranks(_require_tensor, y, given, x, name)

@@ -204,7 +204,7 @@ def _dimension(whole, shapes) -> int | None:
 
 def _judge_start(found, model, cuts, group):
     # A wrong cut shows here, before its consequences do: heads dealt out in turn, the first part
-    # on every rank, weights drawn anew.
+    # on every rank, weights drawn again.
     for name, want in model.named_parameters():
         if largest_difference(found[name], want.detach()) > UNCHANGED:
             code, what = _wrong_cut(found[name], want.detach(), cuts.get(name))

@@ -249,7 +249,7 @@ def _in_words(each: Holding) -> str:
     return f"{' + '.join(map(str, each.sizes))} {kind} on ranks 0 to {len(each.sizes) - 1}"
 
 
-# what travels
+# what is communicated
 
 
 @shows("7.3")

@@ -148,7 +148,7 @@ def _judge_copies(module):
 
 
 def _judge_equal(own, firsts):
-    # Catches whoever reads the gradient of a norm by to_local(): no error, another step on each.
+    # Catches an answer that reads the gradient of a norm by to_local(): no error, but other steps.
     for name, tensor in own.items():
         if not close(tensor, firsts[name]):
             raise Wrong(f"rank {dist.get_rank()}: its copy of {name!r} is another one than rank "

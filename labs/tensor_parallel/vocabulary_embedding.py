@@ -199,7 +199,7 @@ def _explain_forward(got, want, tokens, weight, ranks, own, who):
     first = [part[(tokens - per_rank * r).masked_fill(owner != r, 0)]
              for r, part in enumerate(of_rank)]
     wrapped = [part[tokens % per_rank] for part in of_rank]
-    # The factor of the least squares: `got` is a multiple of `want` if this multiple is close to
+    # The factor of least squares: `got` is a multiple of `want` if this multiple is close to
     # it.
     scale = (got.double() * want).sum().item() / want.double().square().sum().item()
     unmasked = "For tokens of other ranks a rank looks up some row that it has: put zeros there " \

@@ -19,7 +19,7 @@ from labs.workers import devices
 
 IGNORED = -100
 FACTOR = 0.5  # of the loss, before backward: as with gradient accumulation
-MOST_PER_TOKEN = 8  # numbers that may travel for each token; three are needed
+MOST_PER_TOKEN = 8  # numbers that may be sent for each token; three are needed
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ def allowed() -> int:
 
 
 def quota() -> float | None:
-    """Returns the cores' worth of time that this process's control groups may use, the least of
+    """Returns the cores' worth of time that this process's control groups may use, the minimum of
     its own group and of those above it; None without a quota."""
     return min(filter(None, map(_quota_of, _groups())), default=None)
 

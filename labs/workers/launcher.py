@@ -64,11 +64,11 @@ def launch(fn: Callable, *args, ranks: int | None = None, **options) -> Results:
     what rank r returned.
 
     Inside `fn` the process group is up, `torch.distributed` works as usual and the rank's device
-    is set. `fn` may be defined in a cell; what it closes over travels with it. ranks=None takes
+    is set. `fn` may be defined in a cell; what it closes over is sent with it. ranks=None takes
     what the machine offers; the options are those of `Options`.
 
     Raises RankFailed when a rank raises, exits or is killed (OutOfMemory when it wanted too much);
-    RanksStuck when ranks wait for one another; CannotSend when something cannot travel. No process
+    RanksStuck when ranks wait for one another; CannotSend when something cannot be sent. No process
     is left behind, whatever happens.
     """
     if "LABS_RANK" in os.environ:

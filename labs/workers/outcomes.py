@@ -1,4 +1,4 @@
-"""What became of each rank of a launch, as data, and as the sentences that report it.
+"""How each rank of a launch ended, as data, and as the sentences that report it.
 
 `labs.pictures.outcomes` draws the same data with short labels of its own.
 """
@@ -43,7 +43,7 @@ class Kind(StrEnum):
     OUT_OF_MEMORY = auto()
     LOST_CONNECTION = auto()  # raised, because another rank was gone
     CALLED_EXIT = auto()
-    CANNOT_SEND = auto()  # returned something that does not travel
+    CANNOT_SEND = auto()  # returned something that cannot be sent
     # its process ended before it reported anything:
     KILLED = auto()  # by a signal
     PROCESS_EXITED = auto()
@@ -61,7 +61,7 @@ class Kind(StrEnum):
 
 @dataclass
 class Outcome:
-    """What became of one rank.
+    """How one rank ended.
 
     message: its exception's, or what its process printed last. collective, number: where it waits,
     or what it is about to call; number counts from 1 in the process group. issued: how many
@@ -135,7 +135,7 @@ _PHRASES = {
         "ran out of memory in C++ code, which gave up: [it|each] {o.oom}",
 }
 
-# The same in a line that is written anew each second.
+# The same in a line that is rewritten each second.
 _PHRASES_NOW = _PHRASES | {
     **{kind: "failed" for kind in Kind if kind.is_failure},
     Kind.STARTING: "[is|are] still starting",

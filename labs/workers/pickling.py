@@ -1,4 +1,4 @@
-"""How values travel: a function with everything it closes over to the ranks, and what it returns
+"""How values are sent: a function with everything it closes over to the ranks, and what it returns
 back, in pieces, so that a large result needs no second copy."""
 
 import contextlib
@@ -49,7 +49,7 @@ def pack(fn: Callable, args: tuple) -> bytes:
     if len(data) > LARGE:
         name, size = max(((name, _size(value)) for name, value in _captured(fn, args)),
                          key=lambda pair: pair[1], default=("the function", len(data)))
-        warnings.warn(f"{len(data) / 1e6:.0f} MB travel to every rank, most of it {name} "
+        warnings.warn(f"{len(data) / 1e6:.0f} MB are sent to every rank, most of it {name} "
                       f"({size / 1e6:.0f} MB): make it inside the function instead",
                       stacklevel=source_lines.steps_to_caller())
     return data
@@ -80,7 +80,7 @@ def _name_inner_classes(outer):
 
 
 def _captured(fn, args) -> Iterator[tuple[str, object]]:
-    """(name, value) of everything that would travel: arguments, closure, globals; functions of
+    """(name, value) of everything that would be sent: arguments, closure, globals; functions of
     the same notebook are followed."""
     for number, value in enumerate(args, 1):
         yield f"argument {number}", value

@@ -170,7 +170,7 @@ def free_port() -> int:
 @contextlib.contextmanager
 def _main_hidden():
     """multiprocessing would run the caller's script again in each process to import it as main;
-    functions of main travel by value, so nothing needs that."""
+    functions of main are sent by value, so nothing needs that."""
     # Not mock.patch.dict: at its end that clears and refills main, under the feet of other threads.
     main = sys.modules["__main__"]
     hidden = {name: main.__dict__.pop(name) for name in ("__file__", "__spec__")

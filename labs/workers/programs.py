@@ -54,7 +54,7 @@ class StallWatch:
         self._seconds = seconds
 
     def restart(self) -> None:
-        """Begins the wait anew: somebody has let the program go on."""
+        """Begins the wait again: somebody has let the program go on."""
         self._computed_at = time.monotonic()
 
 
@@ -115,7 +115,7 @@ def environment() -> dict[str, str]:
 
 
 def note(folder: str, what: str, who: object, value: object) -> None:
-    """In a program's process: writes down something for whoever started it."""
+    """In a program's process: writes down something for the process that started it."""
     with open(os.path.join(folder, f"{what}-{os.getpid()}"), "a") as file:
         file.write(f"{who} {value}\n")
 

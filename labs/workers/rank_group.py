@@ -210,10 +210,10 @@ class RankGroup:
         found = [handle.last_known() for handle in list(self.handles)]
         return outcomes.summary_now(found + self._not_started(found))
 
-    # what became of each rank
+    # how each rank ended
 
     def _outcomes(self, disturb: bool = True) -> list[Outcome]:
-        """What became of every rank by now; those still running are asked where they are. disturb:
+        """How every rank has ended by now; those still running are asked where they are. disturb:
         also by a signal, for ranks that will be stopped: it may end a call of C that they are in.
         """
         for handle in self.handles:

@@ -135,7 +135,7 @@ class RankHandle:
             self.suspended_since = (self.suspended_since or now) if suspended else None
 
     def present_outcome(self) -> Outcome:
-        """What became of it by now, or where it is."""
+        """How it ended, or where it is."""
         if self.settled:
             return self.outcome
         if self.suspended_since is not None:
@@ -147,7 +147,7 @@ class RankHandle:
         return Outcome(self.rank, kind, **self.position)
 
     def last_known(self) -> Outcome:
-        """What became of it, or what it did at its last heartbeat. Asks nothing, and may be called
+        """How it ended, or what it did at its last heartbeat. Asks nothing, and may be called
         from any thread."""
         outcome, progress = self.outcome, self.progress
         if outcome is not None:

@@ -214,7 +214,7 @@ def _forward_warnings(channel):
         if file is not None or not channel.is_ours:
             return usual(message, category, filename, lineno, file, line)
         place = source_lines.Place(filename, lineno, "")
-        if _RENAMED.search(str(message)):  # torch names its own logger's line, whoever calls
+        if _RENAMED.search(str(message)):  # torch names its own logger's line, not the caller's
             place = source_lines.caller_of_torch(sys._getframe(1))
             if not place.is_students:  # DeepSpeed and Accelerate call the old names
                 return None

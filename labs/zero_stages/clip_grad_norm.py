@@ -41,7 +41,7 @@ def check_clip_grad_norm(clip_grad_norm: Callable):
         raise_on_all_ranks(_judge_unreduced, norm, case)
 
     on_ranks(work, world_sizes=WORLD_SIZES)
-    return "the norm is that of the whole gradient on every rank, and one number travels"
+    return "the norm is that of the whole gradient on every rank, and one number is sent"
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def _judge(norm, case, limit, traffic):
                         f"gradients differs by {off:.2g} from {factor:.4f}x what it was",
                         "Clipping multiplies all elements by one factor and does nothing else.",
                         code="not_one_factor")
-        # In place: a new tensor leaves the old one as it was for whoever holds it.
+        # In place: a new tensor leaves the old one as it was for those that hold it.
         if shard.grad is not tensor:
             raise Wrong(f"rank {rank}: a gradient was replaced by another tensor, not scaled in "
                         "place", "gradient.mul_(factor) scales it in place.",

@@ -307,7 +307,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 def sharded_state_dict(optimizer: ShardedOptimizer) -> list[dict]:
     """On a rank: what it must save to resume, a dict for each flat parameter: "elements", without
     padding, this rank's "shard", and the shards of its optimizer "state"."""
-    def copied(tensor):  # to the CPU, as in a file: whoever loads it may have no GPU
+    def copied(tensor):  # to the CPU, as in a file: a machine that loads it may have no GPU
         return tensor.detach().to("cpu", copy=True)
 
     return [{"elements": flat.elements, "shard": copied(flat.shard), "state": {

@@ -16,9 +16,9 @@ _SECOND = "second step"
 
 
 def on_ranks(job: jobs.DryRunJob, most: int = 3) -> int:
-    """Bytes at the highest moment of the second step, the batch included: the least of all ranks
+    """Bytes at the highest moment of the second step, the batch included: the minimum of all ranks
     and runs, since a free that a gloo thread did not report makes a number too high and nothing
-    makes one too low. Runs are repeated until the least was seen in two; all but the first leave
+    makes one too low. Runs are repeated until the minimum was seen in two; all but the first leave
     gloo's thread more time, which it needs on a busy machine. On the CPU on every machine, because
     the dry runs that it judges are of the CPU's operators."""
     leasts = []

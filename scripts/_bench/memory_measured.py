@@ -18,9 +18,9 @@ def on_ranks(case, most=MOST_RUNS) -> dict:
     """"bytes" at the highest moment of the second step on a rank, the batch included, from the
     allocator's own events; "runs" it took and the "spread_pct" of what ranks and runs saw.
 
-    It is the least of all ranks and runs: gloo's threads free their copies whenever they come to
+    It is the minimum of all ranks and runs: gloo's threads free their copies whenever they come to
     it, some of it unseen by the profiler, so a number may be too high, and never too low. Runs are
-    repeated until the least was seen in two. Where shards are uneven, rank 0, which has the most,
+    repeated until the minimum was seen in two. Where shards are uneven, rank 0, which has the most,
     counts alone. Of CPU ranks: `on_gpu` measures the same on a GPU.
     """
     job, leasts, seen = case.job, [], []
@@ -34,7 +34,7 @@ def on_ranks(case, most=MOST_RUNS) -> dict:
 
 
 def _agreed(leasts) -> bool:
-    """Whether two runs found the least."""
+    """Whether two runs found the minimum."""
     first, second = (*sorted(leasts), 0, 0)[:2]
     return len(leasts) > 1 and second <= first * (1 + AGREE)
 

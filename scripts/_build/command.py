@@ -43,6 +43,11 @@ def parse(arguments):
         action="store_true",
         help="write both, keeping earlier outputs of cells that did not change",
     )
+    how.add_argument(
+        "--minutes",
+        action="store_true",
+        help="write nothing; print what is in each notebook, and how many minutes it takes by rule",
+    )
     parser.add_argument(
         "--root",
         type=Path,
@@ -101,7 +106,18 @@ def _run(options):
         return problems + list(_stale(build, options, lessons))
     if problems:
         return problems
+    if options.minutes:
+        return _print_minutes(lessons, options.root)
     return [problem for lesson in lessons for problem in _build_one(build, options, lesson)]
+
+
+def _print_minutes(lessons, root):
+    from _build import minutes
+
+    print(minutes.HEADER)
+    for lesson in lessons:
+        print(minutes.row(lesson.name, lesson.cells, lesson.solution_path, root))
+    return []
 
 
 def _stale(build, options, lessons):

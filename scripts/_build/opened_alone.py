@@ -5,7 +5,7 @@ import re
 
 from _build.source import Cell
 
-# Where this workbook is published. Nobody can know that before it is: whoever publishes it puts the
+# Where this workbook is published. Nobody can know that before it is: the publisher puts the
 # address here, for example https://github.com/..., and runs `scripts/build --no-execute`.
 REPOSITORY = ""
 FOLDER = "data-parallel-workbook"  # of the clone that the sentence asks for

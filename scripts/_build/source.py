@@ -34,7 +34,7 @@ class Region:
 
     @property
     def indent(self):
-        """Columns before the least indented line of code."""
+        """Columns before the least-indented line of code."""
         return min(len(line) - len(line.lstrip()) for _, line in self.code)
 
 

@@ -38,7 +38,7 @@ WATCHED = frozenset({*INTROSPECTION_EVENTS, *PROCESSES, *NEVER, *FILES, *NETWORK
                       *OURS, "open"})
 # Modules of Python that look at their caller's frame for a name, and hand no frame out.
 MAY_LOOK = {"collections/__init__.py", "typing.py", "enum.py", "dataclasses.py", "warnings.py"}
-# Modules of Python whose functions look around or start programs for whoever calls them.
+# Modules of Python whose functions look around or start programs for their caller.
 LOOK_FOR_OTHERS = ("inspect.py", "traceback.py", "ctypes/", "code.py", "codeop.py", "bdb.py",
                     "pdb.py", "runpy.py", "timeit.py", "trace.py", "profile.py", "doctest.py",
                     "os.py", "subprocess.py")

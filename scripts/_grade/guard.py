@@ -48,7 +48,7 @@ def install(alarm: int, ours: tuple[str, ...], own: tuple[str, ...]) -> None:
             leave(EXIT_CODE)
 
     def hook(event, arguments):
-        # f_code is what this code itself reads; whoever has a frame to read it of is past the guard
+        # f_code is what this code itself reads; code with a frame is past the guard
         if event not in watched or event == "object.__getattr__" and arguments[1] == "f_code":
             return
         # What this code does raises events, too, which are judged as all others: nothing is let

@@ -23,7 +23,7 @@ _CALLED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType
            type(functools.cache(len)))
 # What checks themselves replace while they run.
 _REPLACED = {("builtins", "input"), ("sys", "stdout"), ("sys", "stderr")}
-# What of it checks replace for a moment, by functions of labs; None: any name of it.
+# What of it checks replace temporarily, by functions of labs; None: any name of it.
 _REPLACED_BY_LABS = {
     "torch.distributed": None, "torch.distributed.distributed_c10d": None,
     "torch.nn.functional": {"dropout", "scaled_dot_product_attention"},
@@ -39,7 +39,7 @@ COMPARISON_METHODS = (
 def baseline() -> Callable[[bool], str]:
     """Notes what is there: of each module and class its functions, classes and constants. Returns
     changed(strict): what is not as it was, as a sentence's end, or empty. strict: also what checks
-    replace for a moment, by functions that they make.
+    replace temporarily, by functions that they make.
 
     Functions, not a class: classes can be found by `object.__subclasses__`, and changed.
     """

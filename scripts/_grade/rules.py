@@ -83,7 +83,7 @@ def _is_submissions(where, frame) -> bool:
     if id(code) in where.made:
         return True
     name = code.co_filename
-    if name.startswith("<"):  # dataclasses and the like make such code, for whoever asks
+    if name.startswith("<"):  # dataclasses and the like make such code, on request
         return frame.f_globals.get("__name__") == "__main__" and not name.startswith("<frozen")
     return not name.startswith(where.trusted)
 
@@ -111,7 +111,7 @@ def _called_by_labs(where, frame) -> bool:
 
 
 def _is_unnamed(where, event, arguments, frame) -> bool:
-    """Whether somebody had a library call for them what it does not name itself: whoever calls
+    """Whether somebody had a library call for them what it does not name itself: a file that calls
     map(exec, ...) names exec, and map's caller is no library then."""
     name = frame.f_code.co_filename
     unpacked = where.unpacks in (name, frame.f_back and frame.f_back.f_code.co_filename)
@@ -131,7 +131,7 @@ def _is_called_unnamed(where, frame) -> bool:
     while (_is_pythons(where, frame.f_code.co_filename) and not _is_submissions(where, frame)
            and frame.f_back and not _is_submissions(where, frame.f_back)):
         callee, caller = frame.f_code, frame.f_back.f_code
-        # what goes on in a generator is called by whoever reads it, and labs names it elsewhere
+        # what goes on in a generator is called by its reader, and labs names it elsewhere
         read = callee.co_flags & CO_GENERATOR and caller.co_filename.startswith(where.ours)
         known = (read or caller.co_filename == callee.co_filename
                  or callee.co_name.startswith("__"))

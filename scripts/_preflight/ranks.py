@@ -78,7 +78,7 @@ def bandwidth() -> Found:
 
     ranks = preset().ranks
     if devices.are_shared(ranks):
-        return none("ranks share one GPU: nothing travels between GPUs")
+        return none("ranks share one GPU: nothing is sent between GPUs")
     results, failure = _tried(_measure, ranks)
     if results is None:
         return stop("no all-reduce came to its end", failure)

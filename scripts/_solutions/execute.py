@@ -96,7 +96,7 @@ class Run:
         path = self._out / f"{self._path.stem}.json"
         new = path.with_suffix(".new")
         new.write_text(json.dumps(self.state))
-        os.replace(new, path)  # whoever reads it meanwhile sees a whole one
+        os.replace(new, path)  # a reader meanwhile sees a complete one
 
     def save(self) -> None:
         """Writes the notebook with what it has."""

@@ -5,7 +5,7 @@ _SCALES = {"bytes": ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes")),
            "FLOP": ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1, "FLOP"))}
 
 _MEMORY = ("bytes", "kB", "MB", "GB", "s·b·h", "layers")
-_TRAFFIC = ("sent", "travel", "all-reduced", "leave each", "read by",
+_TRAFFIC = ("sent", "communicated", "all-reduced", "leave each", "read by",
             "collectives")  # in a metric's name
 _SPEED = ("s", "ms", "×", "tokens/s", "FLOP")
 TIME = "Time and scaling"

@@ -17,7 +17,7 @@ GRACE = 15.0  # seconds that a part has after an interrupt, before it is killed
 
 @dataclass
 class Result:
-    """What became of a part. outcome: one of the words above. why: one line, where it did not pass.
+    """How a part ended. outcome: one of the words above. why: one line, where it did not pass.
     left: MiB on the GPUs more than before it; None where nothing tells."""
 
     name: str

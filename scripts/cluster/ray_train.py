@@ -1,7 +1,7 @@
 """Runs a script on ranks that Ray places: python scripts/cluster/ray_train.py -n 2 train.py
 
 Options of the script come after its name. Ray watches the ranks; where one fails, it starts all of
-them again, on nodes that are left. The script begins anew then, so it has to save checkpoints and
+them again, on nodes that are left. The script begins again then, so it has to save checkpoints and
 read them.
 """
 
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("script", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
-    ray.init(runtime_env={"py_modules": [str(LABS)]})  # labs travels to every node
+    ray.init(runtime_env={"py_modules": [str(LABS)]})  # labs is sent to every node
     trainer(options.script, options.arguments, options.ranks, options.gpus, options.results,
             options.failures).fit()
 

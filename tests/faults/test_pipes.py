@@ -43,7 +43,7 @@ def with_large_closure():
     return work
 
 
-@pytest.mark.filterwarnings("ignore:80 MB travel")
+@pytest.mark.filterwarnings("ignore:80 MB are sent")
 def test_a_rank_that_is_suspended_before_it_reads(next_launch_works, signal_to_rank_1, monkeypatch):
     monkeypatch.setattr(hang_rules, "START_TIMEOUT", 3.0)
     signal_to_rank_1(signal.SIGSTOP)
@@ -61,7 +61,7 @@ def test_a_rank_that_never_says_anything(next_launch_works, signal_to_rank_1, mo
         launch(dist.barrier, ranks=2, device="cpu", quiet=True)
 
 
-@pytest.mark.filterwarnings("ignore:80 MB travel")
+@pytest.mark.filterwarnings("ignore:80 MB are sent")
 def test_a_rank_that_is_killed_before_it_has_read_all(next_launch_works, signal_to_rank_1):
     signal_to_rank_1(signal.SIGKILL)
     with pytest.raises(labs.RankFailed, match=r"rank 1 was killed by signal 9 \(SIGKILL\)"):

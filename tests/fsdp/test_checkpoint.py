@@ -127,7 +127,7 @@ def test_what_torch_raises_is_shortened_to_the_students_line(capsys):
     """It repeats itself for each parameter, or on each rank: the hint would stand below 4 kB."""
     save = Checkpoint.save_as_it_lies
     for load, hint in ((right.load, "what dcp.save wrote"),
-                       (Checkpoint.load_as_it_lies, "cut shards anew")):
+                       (Checkpoint.load_as_it_lies, "reshard for")):
         verdict = lab.check_checkpoint(save, load)
         assert verdict.passed is False and hint in verdict.hint, verdict
         assert len(str(verdict)) < 700 and " line " in verdict.sentence, verdict

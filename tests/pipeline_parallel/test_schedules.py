@@ -41,7 +41,7 @@ def test_a_schedule_that_is_written_down():
 
 
 @pytest.mark.parametrize("lists, words", [
-    (LEGAL[::-1], "wait in a circle"), (LEGAL[:1], "rank 0 never runs|there is no|waits"),
+    (LEGAL[::-1], "wait in a cycle"), (LEGAL[:1], "rank 0 never runs|there is no|waits"),
     ([[F]], "is no action")])
 def test_an_illegal_one_is_explained(lists, words):
     found = lab.draw_schedule(lists, micro_batches=3)

@@ -60,7 +60,7 @@ def test_the_text_says_which_backward_is_split():
     ([[F(0, -1), *LEGAL[0]], LEGAL[1]], "there is no chunk -1"),
     ([[F(0), F(1), B(1), B(0)], [F(0), B(0), F(1), B(1)]], None),
     ([[F(0), B(0), F(1), B(1)], [F(0), F(1), B(0), B(1)]],
-     "rank 0, B(0) at index 1 of its list: the ranks wait in a circle: rank 0's B(0) waits for "
+     "rank 0, B(0) at index 1 of its list: the ranks wait in a cycle: rank 0's B(0) waits for "
      "B(0) of rank 1; rank 1's F(1) waits for F(1) of rank 0; each of these comes later"),
 ])
 def test_the_first_illegal_action_gets_one_sentence(lists, words):

@@ -257,7 +257,7 @@ def test_a_large_captured_value_is_warned_about():
     def work():
         return table.numel()
 
-    with pytest.warns(UserWarning, match=r"60 MB travel to every rank, most of it 'table'"):
+    with pytest.warns(UserWarning, match=r"60 MB are sent to every rank, most of it 'table'"):
         assert launch(work, ranks=1, quiet=True) == [15_000_000]
 
 

@@ -61,8 +61,8 @@ def _last_line(output) -> str:
 
 
 def judge_writer(run: Run, when: str) -> None:
-    """Raises Wrong unless rank 0 alone printed and wrote. Where all ranks write one file, whoever
-    is last wins."""
+    """Raises Wrong unless rank 0 alone printed and wrote. If all ranks write one
+    file, the last one wins."""
     writers = [rank for rank, record in enumerate(run.records)
                if run.metrics_path in record.written]
     # Invariant: rank 0 alone writes and prints. LOCAL_RANK 0 exists on each host, so it writes

@@ -94,8 +94,8 @@ class LinkTime:
 
 
 def fit(nbytes: Sequence[float], seconds: Sequence[float]) -> LinkTime:
-    """The α and β with the least sum of squared relative errors: absolute ones would leave α, which
-    decides small sizes, to the noise of the largest. α is 0 where it would be negative.
+    """The α and β with the minimum sum of squared relative errors: absolute ones would leave α,
+    which decides small sizes, to the noise of the largest. α is 0 where it would be negative.
 
     nbytes: on the link, at least two different sizes; seconds: measured. Raises ValueError where
     the seconds do not grow with the bytes.

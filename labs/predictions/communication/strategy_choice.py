@@ -1,8 +1,8 @@
 """Which of DDP, HSDP and FSDP trains fastest on several hosts, of those whose model states fit.
 
-Bytes: of the parameters and of the gradients that travel, S each. A ring moves as fast as its
-slowest edge; within a host that is `inside`, between hosts `across`, the link of a host. Computing
-and communication that it hides are left out: they are the same for all three.
+Bytes: of the parameters and of the gradients that are communicated, S each. A ring moves as fast
+as its slowest edge; within a host that is `inside`, between hosts `across`, the link of a host.
+Computing and communication that it hides are left out: they are the same for all three.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from labs.predictions.memory.recipes import model_states
 
 STRATEGIES = ("DDP", "HSDP", "FSDP")
 RECIPE = "bf16, fp32 master"  # 16 bytes of states for each parameter
-ELEMENT = 2  # bytes of a parameter or a gradient that travels
+ELEMENT = 2  # bytes of a parameter or a gradient that is communicated
 
 
 @dataclass(frozen=True)

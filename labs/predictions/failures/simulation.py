@@ -80,7 +80,7 @@ def weibull_gaps(mean: float, shape: float, seed: int | None = None) -> Iterator
 
 def best_interval(wall: Callable[[float], float], low: float, high: float,
                   tries: int = 60) -> float:
-    """The interval from low to high with the least wall(interval), which has one minimum: golden
+    """The interval from low to high with the minimum wall(interval), which has one minimum: golden
     section on a logarithmic scale."""
     ratio = (math.sqrt(5) - 1) / 2
     a, b = math.log(low), math.log(high)

@@ -1,4 +1,4 @@
-"""What an optimizer keeps for each parameter, and what its step needs for a moment. In bytes.
+"""What an optimizer keeps for each parameter, and what its step needs temporarily. In bytes.
 
 Sources: torch 2.13, optim/adam.py (_multi_tensor_adam takes the square root of all second moments
 at once, _single_tensor_adam of one parameter's, _fused_adam of none) and optim/sgd.py; Dettmers et

@@ -111,7 +111,7 @@ class ZeRO2(ZeRO1):
 class FSDP(Plain):
     """FSDP2: everything divided; a unit's parameters are gathered for its forward and backward.
 
-    Gathering needs the parameters twice for a moment: as all-gather's output, rank by rank, and
+    Gathering needs the parameters twice, temporarily: as all-gather's output, rank by rank, and
     copied out, parameter by parameter. In forward the first stays until the next unit's copy is
     done; in backward the previous unit is prefetched. ZeRO-3 is the same. Over gloo each
     collective holds one more copy while it runs: all-gather of all outputs, reduce-scatter of its

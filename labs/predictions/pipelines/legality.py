@@ -22,7 +22,7 @@ def first_illegal(schedule: Schedule) -> str | None:
 
     Legal is: each stage runs F and B of each micro-batch once, and W at most once; B comes after
     the stage's own F, W after its B; what an action receives is computed by another stage; and the
-    orders of the ranks do not wait for each other in a circle.
+    orders of the ranks do not wait for each other in a cycle.
     """
     found = _first_illegal(schedule)
     return found and found[-1]
@@ -142,12 +142,12 @@ def _circle(schedule) -> str | None:
         path.append(rank)
         source = schedule.source(schedule.ranks[rank][nexts[rank]])
         rank = schedule.rank_of(source.stage)
-    circle = path[path.index(rank):]
-    waits = [_wait(schedule, rank, nexts[rank]) for rank in circle]
-    first = _place(schedule, circle[0], nexts[circle[0]])
-    if len(circle) == 1:
+    cycle = path[path.index(rank):]
+    waits = [_wait(schedule, rank, nexts[rank]) for rank in cycle]
+    first = _place(schedule, cycle[0], nexts[cycle[0]])
+    if len(cycle) == 1:
         return f"{first}: {waits[0]}, which comes later in the same list"
-    return (f"{first}: the ranks wait in a circle: {'; '.join(waits)}; each of these comes later "
+    return (f"{first}: the ranks wait in a cycle: {'; '.join(waits)}; each of these comes later "
             "in its rank's list")
 
 

@@ -15,7 +15,7 @@ from labs.predictions.pipelines.schedule import Action, Schedule
 # The two ways to say how long a step of the pipeline takes.
 CLUSTER = "cluster"  # from the first begin to the last end, of all ranks together
 RANK = "rank"  # the longest span of one rank, from its own first begin to its own last end
-# The Zero Bubble paper (arXiv 2401.10241): one step's idle corner is another step's begin, so a
+# The Zero Bubble paper (arXiv 2401.10241): one step's idle ranks begin the next step, so a
 # schedule in the shape of a parallelogram has no bubble (section 2.2).
 PAPERS_CLOCK = RANK
 

@@ -20,7 +20,7 @@ _STEPS = 6
 
 
 def fit(runs: list[PublishedRun], unhidden: float | None = None) -> Constants:
-    """The constants with the least mean |log(predicted / published)| over `runs`, by reweighted
+    """The constants with the minimum mean |log(predicted / published)| over `runs`, by reweighted
     least squares; a weak pull towards EXPECTED decides where the runs do not. unhidden: a value at
     which that constant stays while the others are fitted, so that a model without overlap (1), or
     with overlap that costs nothing (0), gets the constants that are best for it."""
