@@ -11,7 +11,8 @@ import _notebooks
 import nbformat
 import pytest
 import untouched
-from _build import card, execute
+from _build import card, execute, minutes
+from _build.notebook import set_ids
 from _build.source import read_source
 from _build.student import secrets, tokens
 from _unattended import reference
@@ -24,6 +25,7 @@ TARGET = re.compile(r"\s*^\*Difficulty ([1-5]) of 5 · \d+ minutes?(?: · \d+ po
                     r"[^*]+\*$", re.MULTILINE)
 HINT = re.compile(r"<details>\s*<summary>.*?</summary>\n\n.+?\n\n</details>", re.DOTALL)
 CHECK = re.compile(r"^lab\.check_", re.MULTILINE)
+A_LAB = 180  # minutes: 2 × 90
 STATIC = {"text/plain", "text/html", "image/png"}
 ACTIVE = re.compile(r"<script|<iframe|<object|<embed|<link|\son\w+\s*=|javascript:", re.IGNORECASE)
 OPAQUE = re.compile(r"^<[\w.]+ object at|^<Figure |^\w*(?:Box|Slider|Dropdown|Output)\(")
@@ -146,23 +148,29 @@ def test_readme_has_one_row_for_every_notebook():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_minutes_of_readme_header_and_exercises_agree(name):
-    """README's table says what the header says; exercises take no longer, optional ones apart."""
-    source = (ROOT / "solutions" / f"{name}.py").read_text()
-    header = re.search(r"\| \*\*Time\*\* \|(.+)\|", source)[1]
-    minutes = re.search(r"\d+", header)[0]
-    for row in re.findall(rf"^\| {_notebooks.number(name)} .+$", README, re.MULTILINE):
-        assert row.split("|")[3].strip() == minutes
-    sections = re.split(r"^# ## ", source, flags=re.MULTILINE)
-    optional = {section: section.startswith("Optional") for section in sections}
+def test_minutes_are_those_of_the_rule(name):
+    """Of the title, the sittings, README's table. `scripts/build --minutes` prints the rule's."""
+    cells, _ = read_source(ROOT / "solutions" / f"{name}.py", name)
+    set_ids(cells, name)
+    parts = minutes.sittings(cells, ROOT / "solutions" / f"{name}.ipynb",
+                             minutes.measured_waiting(name, ROOT))
+    total, number, each, optional = minutes.TIME.search(cells[0].source).groups()
+    each = [int(said) for said in (each or total).split(" + ")]
+    assert (number, len(each)) == ((None, "two", "three")[len(parts) - 1], len(parts))
+    assert sum(each) == int(total) and max(each) <= A_LAB
+    text = "\n".join(cell.source for cell in cells if cell.kind == "markdown")
+    assert [int(said) for said in minutes.SITTING.findall(text)] == each[1:]
+    assert each == [pytest.approx(part.core.minutes, abs=5) for part in parts]
+    assert int(optional or 0) == pytest.approx(sum(part.optional.minutes for part in parts), abs=5)
+    [row] = re.findall(rf"^\| {_notebooks.number(name)} .+$", README, re.MULTILINE)
+    assert row.split("|")[3].strip() == total
 
-    def total(wanted):
-        return sum(int(found) for section, is_optional in optional.items() if is_optional == wanted
-                   for found in re.findall(r"\*Difficulty \d of 5 · (\d+) minutes?", section))
 
-    assert 0 < total(wanted=False) <= int(minutes)
-    said = re.search(r"(\d+) for the optional exercise", header)
-    assert total(wanted=True) == (int(said[1]) if said else 0)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_has_few_names_of_our_own(name):
+    """What torch has is used under torch's name."""
+    cells, _ = read_source(ROOT / "solutions" / f"{name}.py", name)
+    assert len(minutes.other_names(cells)) <= 15
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -16,8 +16,7 @@ from _build.source import CHECK, Cell
 from _unattended import reference
 
 WORDS_A_MINUTE = 150
-SITTING = re.compile(r"^## \w+ sitting · (\d+) minutes(?:, (\d+) more for optional parts)?$",
-                     re.MULTILINE)
+SITTING = re.compile(r"^## \w+ sitting · (\d+) minutes$", re.MULTILINE)
 TIME = re.compile(r"^\| \*\*Time\*\* \| (\d+) minutes(?: in (\w+) sittings \(([\d+ ]+)\))?"
                   r"(?:, (\d+) more for optional parts)? \|$", re.MULTILINE)
 _NAME = re.compile(r"\blab\.(\w+)")
