@@ -117,7 +117,8 @@ def test_a_script_that_fails_otherwise_started_is_said_in_a_sentence(here, monke
     verdict = lab.start_otherwise("script.py")
     assert verdict.passed is False and said in str(verdict)
     if "'out'" in text:
-        assert "rank 0 │ out" in str(verdict)
+        # The rank that failed first is shown; the job ends the other one, maybe before it prints.
+        assert re.search("rank [01] │ out", str(verdict))
 
 
 def test_the_configuration_of_deepspeed_is_json():
