@@ -73,7 +73,7 @@ def test_changes_are_kept_until_the_new_version_is_taken(tree):
     for _ in range(2):  # at each start
         assert "scripts/work --take 03" in tree.says() and texts(tree.mine) == mine
     said = tree.says("--take", "03")
-    assert "with 1 cells of yours; 2 more are not in it" in said
+    assert "with 1 cells of yours; 2 more are not in it" in said and "'print(x)'" in said
     assert texts(tree.mine) == NEWER | {"gap-1": "x = 1"}
     assert texts(tree.root / "work" / f"{NAME}.old-1.ipynb") == mine
     assert tree.says() == ""
@@ -86,6 +86,35 @@ def test_taking_twice_loses_nothing(tree):
     assert texts(tree.mine)["gap-1"] == "x = 1"
     assert {path.name for path in tree.mine.parent.glob("*.old-*")} == {
         f"{NAME}.old-1.ipynb", f"{NAME}.old-2.ipynb"}
+
+
+def test_an_answer_goes_into_a_cell_that_the_new_version_changed(tree):
+    """Also into one that has another id, and to the cell of the same rank of its exercise."""
+    gap = "# Exercise 3.2: {}\ndef shard(x):\n    {}\n\n{}"
+    old = {"a": gap.format("shard", "raise NotImplementedError", "show(1)"),
+           "b": "# Exercise 3.2, continued\ny = ..."}
+    tree.publish(old)
+    tree.says()
+    write(tree.mine, {"a": gap.format("shard", "y = x\n    return y", "show(1)"),
+                      "b": "# Exercise 3.2, continued\ny = 2"})
+    tree.publish({"new": "# Exercise 3.1\nz = 1", "c": gap.format(
+        "partition", "raise NotImplementedError", "lab.show(1)"),
+        "d": "# Exercise 3.2, continued\ny = ..."})
+    assert "with 2 cells of yours." in tree.says("--take", "03")
+    assert texts(tree.mine) == {"new": "# Exercise 3.1\nz = 1", "c": gap.format(
+        "partition", "y = x\n    return y", "lab.show(1)"),
+        "d": "# Exercise 3.2, continued\ny = 2"}
+
+
+def test_answers_that_fit_nowhere_are_named_by_their_exercise(tree):
+    tree.publish({"a": "# Exercise 3.2\nx = ...", "b": "# Exercise 3.3\ny = ..."})
+    tree.says()
+    write(tree.mine, {"a": "# Exercise 3.2\nx = 1", "b": "# Exercise 3.3\ny = 2",
+                      "mine": "p(x)\nq"})
+    tree.publish({"a": "# Exercise 3.2\nsomething = else_()"})
+    said = tree.says("--take", "03")
+    assert "with 0 cells of yours; 3 more are not in it" in said
+    assert "has not got them: exercise 3.2, exercise 3.3, 'p(x)'. Yours as it was" in said
 
 
 def test_a_broken_copy_is_left_alone_and_can_be_replaced(tree):
