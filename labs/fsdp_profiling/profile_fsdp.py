@@ -48,6 +48,12 @@ def check_profile_fsdp(script: str = "profile_fsdp.py"):
 
 
 def _judge(run, when, numbers, folder):
+    # A profiler without a schedule keeps the stacks of all steps, and of the imports in them, and
+    # writes them for longer than a run may take.
+    if run.code is None and min(run.batches) >= numbers["steps"]:
+        raise Wrong(f"{when}: all batches were trained on, but after {run.seconds:.0f} s the "
+                    "traces were not written yet: more than the active steps was recorded", _SCHEDULE,
+                    code="wrong_steps")
     run_end.judge_end(run, when)
     for rank, record in enumerate(run.records):
         if len(record.steps) != numbers["steps"]:

@@ -26,6 +26,9 @@ WRONG = {
                            "wrong_steps"),
     "no warm-up": (changed(("wait=options.wait, warmup=options.warmup",
                             "wait=options.wait, warmup=1")), "wrong_steps"),
+    "no schedule": (changed((", schedule=schedule(\n        wait=options.wait, warmup="
+                             "options.warmup, active=options.active, repeat=1))", ")")),
+                    "wrong_steps"),
     "no stacks": (changed(("with_stack=True, ", "")), "no_stacks"),
     "one name for all": (changed((PATH, 'f"{options.traces}/trace.json.gz"')), "wrong_files"),
     "rank 0 alone writes": (changed(("        profiler.export", "        dist.get_rank() or "
