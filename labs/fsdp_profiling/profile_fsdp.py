@@ -52,8 +52,8 @@ def _judge(run, when, numbers, folder):
     # writes them for longer than a run may take.
     if run.code is None and min(run.batches) >= numbers["steps"]:
         raise Wrong(f"{when}: all batches were trained on, but after {run.seconds:.0f} s the "
-                    "traces were not written yet: more than the active steps was recorded", _SCHEDULE,
-                    code="wrong_steps")
+                    "traces were not written yet: more than the active steps was recorded",
+                    _SCHEDULE, code="wrong_steps")
     run_end.judge_end(run, when)
     for rank, record in enumerate(run.records):
         if len(record.steps) != numbers["steps"]:
