@@ -6,26 +6,31 @@
 # | **Time** | 45 minutes, and 20 for the optional exercise |
 # | **Needs** | any machine with 2 cores; no GPU |
 #
-# Llama 3 was trained by 16,384 processes at once; one that waits for the wrong thing stops all. Here
-# you run 2 to 8 of them from a cell.
+# Llama 3 405B was trained on up to *[16,384 GPUs](https://arxiv.org/abs/2407.21783)*, with one process
+# for each GPU. If one process hangs, all of them hang. In this notebook you start 2 to 8 such processes
+# from a cell.
 
 # %% [markdown]
-# *On one GPU* several ranks share it, through gloo: NCCL before 2.30 refuses that, and from 2.30 on
-# it needs `NCCL_MULTI_RANK_GPU_ENABLE=1`. Each rank holds what it would hold on a node.
-# gloo cannot send from a GPU, so there the ring runs on the CPU.
+# <details><summary>On one GPU</summary>
+#
+# All ranks share the GPU and communicate through gloo. NCCL before version 2.30 refuses two ranks on one
+# GPU; from 2.30 on it needs `NCCL_MULTI_RANK_GPU_ENABLE=1`. Each rank holds the same tensors as on a
+# node. gloo cannot send from a GPU, so the ring in this notebook runs on the CPU.
+#
+# </details>
 
 # %% [markdown]
 # ## You will be able to
 #
-# - run a function on any number of ranks and read what each one did;
-# - say, for five collectives, who holds what before and after;
-# - build all-reduce from two of them, and count the bytes it moves;
+# - run a function on any number of ranks and read what each rank returned;
+# - say, for five collectives, what each rank holds before and after;
+# - build all-reduce from two of them, and count the bytes that it sends;
 # - distinguish a failed rank from a deadlock, and find the line that caused it.
 #
-# Run a cell with Shift+Enter. Where you see `# your code here`, it is your turn.
+# Run a cell with Shift+Enter. Where a cell says `# your code here`, you write the code.
 
 # %% [markdown]
-# ## This machine
+# ## Hardware and backend
 
 # %%
 import time
@@ -41,28 +46,27 @@ machine = labs.machine()
 machine
 
 # %% [markdown]
-# Everything in this workbook runs on *real ranks*. A **rank** is one process of a group of N,
-# numbered from 0. On a node with GPUs each rank gets a GPU of its own, and **NCCL**, NVIDIA's
-# library for communication, carries the data. Between CPUs **gloo**, Meta's library, does.
+# Everything in this workbook runs on *real ranks*. A **rank** is one process of a group of N processes;
+# ranks are numbered from 0. On a node with GPUs each rank has a GPU of its own, and **NCCL**, NVIDIA's
+# communication library, transfers the data. Between CPUs **gloo**, Meta's library, does.
 #
-# The picture shows the ranks of a launch that asks for no number. We ask for at least four, so that
-# there is something to see; two cores are enough.
+# The picture shows how many ranks `launch` starts by default. This notebook uses at least four, because
+# two show too little. Two cores are enough.
 
 # %%
 RANKS = max(4, machine.ranks)  # any number from 2 to 8 will do
 
 # %% [markdown]
-# ## The first launch
+# ## Launching ranks
 #
 # | call | returns | blocks? |
 # |:--|:--|:--|
-# | `launch(function, ranks=N)` | a list: entry r is what rank r returned | until all ranks are done |
+# | `launch(function, ranks=N)` | a list: entry r is what rank r returned | until all ranks have returned |
 # | `dist.get_rank()` | this rank's number, from 0 | no |
 # | `dist.get_world_size()` | the number of ranks, N | no |
 #
-# Inside `launch` the **process group** is up: the ranks know one another and can communicate. When
-# torch says "Default process group has not been initialized", a function that needs `launch` was
-# called without it.
+# Inside `launch` the **process group** is initialised, so the ranks can communicate. Outside it torch
+# says "Default process group has not been initialized".
 
 # %%
 def hello():
@@ -74,9 +78,47 @@ def hello():
 launch(hello, ranks=RANKS)
 
 # %% [markdown]
-# The same code ran on every rank; only `dist.get_rank()` differed. And ranks share no memory: each
-# gets a copy of what the function uses, and what it changes stays with it. What does `notes` hold
-# here, after four ranks have written into it?
+# ## A first deadlock
+#
+# Ranks communicate through **collective** calls: every rank of the process group must make the same
+# calls in the same order. Below, rank 1 makes another call than the others. Without a diagnosis such a
+# job can wait for torch's timeout, which is 30 minutes on the CPU. `lab.diagnose` launches a function
+# and draws the state of each rank.
+
+# %%
+def mismatched_calls():
+    ones = torch.ones(1, device=labs.device())
+    if dist.get_rank() == 1:
+        dist.barrier()  # waits until all ranks call it
+    else:
+        dist.all_reduce(ones)  # sums `ones` over all ranks
+
+
+lab.diagnose(mismatched_calls, ranks=RANKS)
+
+# %% [markdown]
+# The picture names the call of each rank and its line in the cell. The sections at the end of this
+# notebook come back to deadlocks.
+
+# %% [markdown]
+# ## `launch`, `mp.spawn` and `torchrun`
+#
+# | | `launch` | `mp.spawn` | *[torchrun](https://docs.pytorch.org/docs/stable/elastic/run.html)* |
+# |:--|:--|:--|:--|
+# | starts | a function, also from a cell | a function of a file | a script |
+# | process group | initialised | you initialise it | you initialise it |
+# | gives back | each rank's result | None | an exit code |
+# | a rank raises | stops the others, raises | the same | stops the others, exit code 1 |
+# | a deadlock | diagnosed in seconds | timeout | timeout |
+#
+# With all three a rank is a process, and the code on it is the same `torch.distributed`.
+
+# %% [markdown]
+# ## Ranks share no memory
+#
+# Every rank ran the same code; only `dist.get_rank()` differed. Each rank gets a copy of what the
+# function uses, and its changes stay in its own copy. What does `notes` hold in this process, after
+# four ranks have appended to it?
 
 # %% tags=["nbval-check-output"]
 notes = []
@@ -91,28 +133,27 @@ print("on the ranks:", launch(write_down, ranks=4))
 print("here:        ", notes)
 
 # %% [markdown]
-# Here `notes` is still empty. To learn what another rank holds, a rank must *communicate*. In
-# data-parallel training nearly all communication is **collective**: every rank of the group takes
-# part in the same call.
+# Here `notes` is still empty. To get data from another rank, a rank must *communicate*. In data-parallel
+# training nearly all communication is collective.
 #
 # | call | returns | blocks? |
 # |:--|:--|:--|
-# | `dist.all_reduce(x)` | None; `x` is now the sum of all ranks' `x` | until the sum is there |
+# | `dist.all_reduce(x)` | None; `x` is now the sum of all ranks' `x` | until the sum is complete |
 
 # %%
 def sum_of_ranks():
     x = torch.tensor([float(dist.get_rank())], device=labs.device())
-    returned = dist.all_reduce(x)  # writes into x
+    returned = dist.all_reduce(x)  # in place: writes into x
     return returned, x.item()
 
 
 launch(sum_of_ranks, ranks=4)
 
 # %% [markdown]
-# ## Guess, then run, then look
+# ## Predict, then measure
 #
-# Before most runs you write a guess down; the picture compares it with what happened. A wrong guess
-# that you can see teaches more than a right one you never made.
+# Before most runs you write down a guess, and the picture shows it beside the measurement. You remember
+# a prediction that turned out wrong.
 #
 # Ranks 0, 1, 2 and 3 hold 1, 4, 9 and 16. What is their mean?
 
@@ -125,12 +166,12 @@ my_guess = 10
 labs.guess("0.1", "the mean over ranks", my_guess)
 
 # %% [markdown]
-# ### Exercise 0.1 · The mean over ranks
+# ### Exercise 0.1 · Mean over ranks
 #
 # *Difficulty 1 of 5 · 5 minutes · target: the mean on each of 2, 3 and 4 ranks, `mine` unchanged*
 #
-# Data-parallel training averages gradients over ranks, so this function is its core. Every rank must
-# return the mean of all ranks' `mine`, in the dtype of `mine`. The caller still needs `mine`: leave
+# Data-parallel training averages gradients over ranks, and this function is how. On every rank it
+# returns the mean of all ranks' `mine`, in the dtype of `mine`. The caller still needs `mine`, so leave
 # it unchanged.
 
 # %%
@@ -151,20 +192,22 @@ lab.check_mean_over_ranks(mean_over_ranks)
 lab.before_and_after_mean(mean_over_ranks, ranks=4)
 
 # %% [markdown]
-# **Notice:** every rank holds the same number afterwards. The check ran your function on 2, 3 and 4
-# ranks and compared each rank's result with the true mean. If an answer is wrong, the check says
-# which rank broke which rule. Try it: leave the division out.
+# **Notice:** every rank holds the same number afterwards.
 #
-# Checks run quietly: of prints they show only those of a rank that fails. To see all that your
-# function prints, launch it: `launch(mean_over_ranks, torch.ones(2), ranks=2)`.
+# The check ran your function on 2, 3 and 4 ranks and compared each rank's result with the true mean. For
+# a wrong answer it names the rank and the invariant that is broken. Try it: leave the division out.
+#
+# Checks suppress output, except from a rank that fails. To see all that your function prints, launch it:
+# `launch(mean_over_ranks, torch.ones(2), ranks=2)`.
 
 # %% [markdown]
-# ## Who holds what
+# ## Five collectives
 #
-# Five collectives carry all traffic of this workbook. Every picture below comes from a real run. A
-# row is a rank, a column a piece of its tensor, a colour the rank that a number came from. Of four
-# ranks, rank 0 starts with 1000, 2000, …, rank 1 with 100, 200, …. So the digits of a sum tell who
-# gave what: 2222 is everybody's piece 1.
+# Every picture below comes from a real run. A row is a rank, a column is a piece of its tensor, and the
+# colour is the rank that a number came from.
+#
+# With four ranks, rank 0 starts with 1000, 2000, …, rank 1 with 100, 200, …, and so on. Therefore the
+# digits of a sum show which ranks contributed: 2222 is the sum of piece 1 over all four ranks.
 
 # %%
 def broadcast(mine):
@@ -175,8 +218,8 @@ def broadcast(mine):
 lab.who_holds_what(broadcast, ranks=RANKS)
 
 # %% [markdown]
-# **Broadcast**: rank 0's tensor overwrites everybody's. This is how all ranks begin with the same
-# parameters.
+# **Broadcast**: rank 0's tensor overwrites every other rank's. Training uses it once, so that all ranks
+# start with the same parameters.
 
 # %%
 def all_reduce(mine):
@@ -187,27 +230,29 @@ def all_reduce(mine):
 lab.who_holds_what(all_reduce, ranks=RANKS)
 
 # %% [markdown]
-# **All-reduce**: everybody gets the sum of everything. A cell has a stripe for every rank that is
-# in its number. This is the gradient step of **DDP**, distributed data parallel: every rank holds
-# the whole model and trains it on its own share of each batch.
+# **All-reduce**: every rank gets the sum over all ranks. A cell has one stripe for each rank that
+# contributed to its number. **DDP**, distributed data parallel, reduces gradients with it: every rank
+# holds the full model and trains it on its own part of each batch.
 
 # %%
-def all_gather(mine):  # each rank begins with one piece, its shard: here, one number
-    everything = mine.new_empty(dist.get_world_size())
-    dist.all_gather_single(everything, mine)
-    return everything
+def all_gather(mine):  # each rank starts with its shard: here, one number
+    full = mine.new_empty(dist.get_world_size())
+    dist.all_gather_single(full, mine)
+    return full
 
 
 lab.who_holds_what(all_gather, ranks=RANKS, begin="shard")
 
 # %% [markdown]
-# **All-gather**: each rank owns a **shard**, its piece of a tensor that was cut up; afterwards
-# everybody has the whole. Nothing was added: one colour per column. **FSDP**, fully sharded data
-# parallel, does this to a layer's parameters just before it needs them. Mind the order of the
-# arguments: *(output, input)*.
+# **All-gather**: each rank starts with a **shard**, one piece of a tensor that is split among the ranks.
+# Afterwards every rank holds the full tensor. Nothing is summed, so each column has one colour. The
+# order of the arguments is *(output, input)*.
 #
-# Now predict. **Reduce-scatter** sums like all-reduce, but piece r of the sum goes to rank r alone.
-# With four ranks, which number will rank 2 hold?
+# **FSDP**, fully sharded data parallel, all-gathers a layer's parameters just before the layer computes.
+
+# %% [markdown]
+# **Reduce-scatter** sums like all-reduce, but only rank r gets piece r of the sum. Predict: with four
+# ranks, which number will rank 2 hold?
 
 # %%
 # A guess, before exercise 0.2: the number that rank 2 will hold
@@ -219,7 +264,7 @@ labs.guess("0.2", "the number that rank 2 will hold", my_guess)
 
 # %%
 def reduce_scatter(mine):
-    piece = torch.empty_like(mine[:1])  # one number: here, that is a piece
+    piece = torch.empty_like(mine[:1])  # here a piece is one number
     dist.reduce_scatter_single(piece, mine)
     return piece
 
@@ -227,36 +272,37 @@ def reduce_scatter(mine):
 lab.who_holds_what(reduce_scatter, ranks=4, guess="0.2")
 
 # %% [markdown]
-# Ranks, like pieces, count from 0. Each rank holds 1/N of the sum: this is how FSDP and **ZeRO**,
-# the zero redundancy optimizer, shard gradients.
+# Pieces are numbered from 0, like ranks. Each rank holds 1/N of the sum. FSDP and **ZeRO**, the zero
+# redundancy optimizer, shard gradients in this way.
 #
-# The last one sums nothing. **All-to-all**: piece r of every rank goes to rank r. The picture is
-# turned over its diagonal, like a transposed matrix. Mixture-of-experts layers use it.
+# **All-to-all** sums nothing: piece r of every rank goes to rank r. The result is the transpose: rows
+# and columns are exchanged. Mixture-of-experts layers use it to send tokens to experts.
 
 # %%
 def all_to_all(mine):
-    arrived = torch.empty_like(mine)
-    dist.all_to_all_single(arrived, mine)
-    return arrived
+    received = torch.empty_like(mine)
+    dist.all_to_all_single(received, mine)
+    return received
 
 
 lab.who_holds_what(all_to_all, ranks=RANKS)
 
 # %% [markdown]
-# ### Exercise 0.2 · All-reduce from two halves
+# ### Exercise 0.2 · All-reduce from reduce-scatter and all-gather
 #
 # *Difficulty 2 of 5 · 10 minutes · target: one reduce-scatter, one all-gather, no all-reduce*
 #
 # | call | returns | blocks? |
 # |:--|:--|:--|
-# | `dist.reduce_scatter_single(piece, whole)` | None; writes `piece` | yes |
-# | `dist.all_gather_single(whole, piece)` | None; writes `whole` | yes |
+# | `dist.reduce_scatter_single(piece, full)` | None; writes `piece` | yes |
+# | `dist.all_gather_single(full, piece)` | None; writes `full` | yes |
 # | `mine.new_empty(n)` | n numbers of the dtype of `mine` | no |
 #
-# Before torch 2.13 they were `dist.reduce_scatter_tensor` and `dist.all_gather_into_tensor`.
-#
-# What reduce-scatter leaves is what all-gather starts from, so build all-reduce from both. `mine`
-# has any dtype; its length is a multiple of the number of ranks.
+# Before torch 2.13 they were called `dist.reduce_scatter_tensor` and `dist.all_gather_into_tensor`.
+
+# %% [markdown]
+# The output of reduce-scatter is the input of all-gather, so the two together can do what all-reduce
+# does. `mine` has any dtype, and its length is a multiple of the number of ranks.
 
 # %%
 # Exercise 0.2: all-reduce from reduce-scatter and all-gather
@@ -265,9 +311,9 @@ def all_reduce_in_two(mine):
     ### BEGIN SOLUTION
     shard = mine.new_empty(len(mine) // dist.get_world_size())
     dist.reduce_scatter_single(shard, mine)
-    whole = torch.empty_like(mine)
-    dist.all_gather_single(whole, shard)
-    return whole
+    full = torch.empty_like(mine)
+    dist.all_gather_single(full, shard)
+    return full
     ### END SOLUTION
 
 
@@ -278,41 +324,44 @@ lab.check_all_reduce(all_reduce_in_two)
 lab.two_steps(all_reduce_in_two, ranks=RANKS)
 
 # %% [markdown]
-# **Notice:** in the middle each rank holds one piece of the sum, and nobody holds two. The whole
-# workbook builds on this identity: **all-reduce = reduce-scatter + all-gather**. DDP does both at
-# once; ZeRO stops after the first half, updates its shard, and only then gathers. Both move the
-# same bytes, but ZeRO needs less memory.
+# **Notice:** between the two calls each rank holds one piece of the sum.
+#
+# The workbook builds on this identity: **all-reduce = reduce-scatter + all-gather**. DDP calls both at
+# once, as one all-reduce. ZeRO updates its shard of the parameters between the two. Both send the same
+# bytes, but ZeRO needs less memory.
 
 # %% [markdown]
-# ## What it costs: the ring
+# ## Ring all-reduce
 #
-# The gradients of a 7B model are 14 GB in 16 bits. A rank that sent them to 7 others would
-# send 98 GB in each step. How is a collective made? Put the ranks in a ring; each sends to
-# the next. Cut the tensor into N pieces. In each step a rank passes *one piece* on: first it
-# *adds* what arrives, until each rank has a finished piece; then it *copies*.
+# In 16 bits the gradients of a 7B model are 14 GB. A rank that sent them to 7 other ranks would send
+# 98 GB in each step. In a **ring** each rank sends to the next rank only, and the tensor is split into N
+# pieces. In each step a rank sends *one piece*. In the first N−1 steps the receiver *adds* it; in the
+# last N−1 steps the receiver *copies* it.
 
 # %%
 def ring_all_reduce(mine):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     pieces = mine.chunk(ranks)
-    arriving = torch.empty_like(pieces[0])
+    received = torch.empty_like(pieces[0])
     for step in range(2 * (ranks - 1)):
-        leaving = pieces[(rank - step) % ranks]
-        place = pieces[(rank - step - 1) % ranks]
-        lab.pass_on(leaving, arriving)  # send to the next rank, receive from the one before
+        sent = pieces[(rank - step) % ranks]
+        target = pieces[(rank - step - 1) % ranks]
+        lab.send_recv(sent, received)  # sends to the next rank, receives from the previous one
         if step < ranks - 1:
-            place += arriving
+            target += received
         else:
-            place.copy_(arriving)
+            target.copy_(received)
     return mine
 
 
 lab.ring_steps(ring_all_reduce, ranks=4)
 
 # %% [markdown]
-# **Notice:** the dark frames are what just arrived: one piece per rank and step, so every link of
-# the ring is busy all the time. After step 3 each rank holds one complete sum: that was the
-# reduce-scatter, shifted by one, since rank 0 holds piece 1.
+# **Notice:** a dark frame marks the piece that was just received. There is one per rank in each step, so
+# every link of the ring is always busy.
+#
+# After step 3 each rank holds one complete sum. That was a reduce-scatter, shifted by one: rank 0 holds
+# piece 1. The other three steps were an all-gather.
 #
 # Now guess: four ranks all-reduce a tensor of 12 MB. How many MB does *each* rank send?
 
@@ -325,13 +374,13 @@ my_guess = 24
 labs.guess("0.3", "MB sent by each of 4 ranks", my_guess)
 
 # %% [markdown]
-# ### Exercise 0.3 · The bytes of a ring
+# ### Exercise 0.3 · Bytes of a ring all-reduce
 #
 # *Difficulty 2 of 5 · 5 minutes · target: the bytes that rings of 2, 3 and 4 ranks send*
 #
-# Write the formula for any size and any number of ranks: how many steps, and how many bytes leave a
-# rank in each? The check does not know the answer either: it runs rings on 2, 3 and 4 ranks and
-# counts the bytes given to `send`.
+# Write the formula for any size and any number of ranks. How many steps are there, and how many bytes
+# does a rank send in each? The check has no formula of its own: it runs rings on 2, 3 and 4 ranks and
+# counts the bytes that are sent.
 
 # %%
 # Exercise 0.3: the bytes of a ring
@@ -350,22 +399,27 @@ lab.check_ring_bytes(ring_bytes)
 lab.ring_traffic(ring_bytes)
 
 # %% [markdown]
-# **Notice:** the bars grow, but none reaches twice the tensor, the dashed line, however many ranks
-# there are. No algorithm made of sends and receives needs fewer bytes (Patarasuk and Yuan, 2009). On
-# a CPU, bytes and calls are true, seconds are not: this notebook measures no time.
+# **Notice:** the bars grow with the number of ranks, but stay below the dashed line, which is twice the
+# size of the tensor.
+#
+# No algorithm made of sends and receives sends fewer bytes
+# (*[Patarasuk and Yuan, 2009](https://doi.org/10.1016/j.jpdc.2008.09.002)*).
+#
+# On CPU ranks the bytes and calls are the same as on GPUs, but the seconds are not. Therefore this
+# notebook measures no time.
 
 # %% [markdown]
-# ## When a rank fails
+# ## Exceptions on a rank
 #
-# In Llama 3's training something failed 419 times in 54 days, so about every three hours. When one
-# rank raises an exception, the others know nothing of it: they wait in their next collective for a
-# rank that will never come. `launch` stops them all and shows the root cause first, with the cell
-# and the line. `lab.diagnose` draws what `launch` would raise.
+# During Llama 3's pre-training, *[419 unexpected interruptions](https://arxiv.org/abs/2407.21783)*
+# happened in 54 days, one every three hours. When one rank raises an exception, the others do not know
+# it: they wait in their next collective. `launch` stops all ranks and shows the root cause first, with
+# its cell and line. `lab.diagnose` draws what `launch` would raise.
 
 # %%
 def share_the_work():
     if dist.get_rank() == 0:
-        time.sleep(1)  # it reads a file, say: meanwhile the others reach their collective
+        time.sleep(1)  # as if it read a file: the others reach their collective first
     batches = 12 // dist.get_rank()
     total = torch.tensor(batches, device=labs.device())
     dist.all_reduce(total)
@@ -375,16 +429,18 @@ def share_the_work():
 lab.diagnose(share_the_work, ranks=RANKS)
 
 # %% [markdown]
-# **Notice:** rank 0 is to blame: 12 // 0. The others did nothing wrong, they wait. Read the first
-# line of a failure first, and look for your own line in it.
+# **Notice:** rank 0 caused the failure: 12 // 0. The other ranks only wait.
+#
+# In an error message of `launch`, read the first line first, and look for a line of your own code in it.
 
 # %% [markdown]
-# ## A deadlock, on purpose
+# ## Deadlock with uneven batches
 #
-# Worse than an exception is silence. On the CPU torch waits for 30 minutes before it gives up, and
-# then it does not say for whom. Below, rank r has r + 2 batches, as happens when data does not
-# divide evenly, and the ranks average their loss after every batch. One of them leaves early, and
-# the others wait for it. Which rank will be missing?
+# A deadlock raises no exception. On the CPU torch waits for 30 minutes before it gives up, and its error
+# does not name the missing rank.
+#
+# Below, rank r has r + 2 batches, as happens when data does not divide evenly. The ranks average their
+# loss after every batch. One rank finishes first, and the others wait for it. Which rank will be missing?
 
 # %%
 # A guess, for exercise 0.4: the number of the missing rank
@@ -412,22 +468,24 @@ def train_unevenly():
 lab.diagnose(train_unevenly, ranks=RANKS, guess="0.4")
 
 # %% [markdown]
-# **Notice:** read it from left to right. All ranks finished all-reduce #1 and #2, then rank 0 ran out
-# of batches and returned, and the others stand in #3, at the line shown. So the question is always:
-# *which rank is missing, and where did it go?* `launch` found the hang within seconds.
+# **Notice:** read the picture from left to right. All ranks completed all-reduce #1 and #2. Then rank 0
+# had no batch left and returned. The other ranks wait in all-reduce #3, at the line shown.
+#
+# So in every deadlock ask: *which rank is missing, and where is it?* `launch` found this deadlock within
+# seconds.
 
 # %% [markdown]
-# ### Exercise 0.4 · Repair it
+# ### Exercise 0.4 · Uneven batches
 #
 # *Difficulty 2 of 5 · 10 minutes · target: a list of means, as long as the shortest rank's losses*
 #
 # | call | returns | blocks? |
 # |:--|:--|:--|
-# | `dist.all_reduce(x, op=dist.ReduceOp.MIN)` | None; `x` is now the smallest of all | yes |
+# | `dist.all_reduce(x, op=dist.ReduceOp.MIN)` | None; `x` is now the minimum over all ranks | yes |
 # | `mean_losses(losses)` | a list: each step's mean over ranks | yes |
 #
-# Make the ranks stop together: after as many steps as the rank with the *fewest* batches has. No
-# rank knows that number by itself. `mean_losses` is fine as it is.
+# Let all ranks stop after the same step: after as many steps as the rank with the *fewest* batches has.
+# No rank knows that number by itself. Do not change `mean_losses`.
 
 # %%
 def smallest_rank():
@@ -453,11 +511,16 @@ def mean_losses_together(losses):
 lab.check_mean_losses(mean_losses_together)
 
 # %% [markdown]
-# Trainers that do not know how many batches will come ask before each step: every rank all-reduces
-# a flag, 1 for "I have data", and all stop as soon as one has none. The check accepts that too.
+# A trainer that does not know the number of batches in advance asks before each step: every rank
+# all-reduces a flag that says "I have data", and all ranks stop as soon as one has none. The check accepts
+# that, too.
+
+# %% [markdown]
+# ## Deadlock with mismatched collectives
 #
-# There is a second way to miss each other: everybody comes, but to different places. Here rank 1
-# broadcasts while the others all-reduce. `launch` compares what ranks call, and says so at once.
+# In the first deadlock of this notebook, all ranks made a call, but not the same one. The same can
+# happen with two collectives that transfer data. Here rank 1 broadcasts while the others all-reduce.
+# `launch` compares the calls of all ranks and reports the mismatch at once.
 
 # %%
 def different_places():
@@ -471,11 +534,11 @@ def different_places():
 lab.diagnose(different_places, ranks=RANKS)
 
 # %% [markdown]
-# ## Optional: without launch
+# ## Optional: `mp.spawn` and `init_process_group`
 #
-# On a node without this workbook, your own script starts its ranks. torch starts fresh Python
-# processes, and each of them imports your script again. So `work` must stand in a file, not in a
-# cell, and without the line with `__name__` each rank would start ranks, too.
+# Without this workbook, your own script starts its ranks. `mp.spawn` starts new Python processes, and
+# each of them imports your script again. Therefore `work` must be in a file, not in a cell. Without the
+# line with `__name__`, each rank would start ranks, too.
 #
 # | call | returns | blocks? |
 # |:--|:--|:--|
@@ -488,33 +551,33 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 N = int(sys.argv[1])  # `python script.py 2` starts 2 ranks
 """
-hello = HEAD + """
+hello_script = HEAD + """
 def work(rank, word):
     print(word, "from rank", rank, "of", N)
 
 if __name__ == "__main__":
     mp.spawn(work, args=("hello",), nprocs=N)
 """
-lab.run_script(hello, ranks=2)
+lab.run_script(hello_script, ranks=2)
 
 # %% [markdown]
-# Nothing connects these processes yet. They must *meet*, at a place that all of them know: a file
-# that does not exist yet, or a port at which nobody else listens.
+# These processes are not connected yet. They need a *rendezvous*, an address that all of them know: a
+# file that does not exist yet, or a free port.
 #
 # | call | returns | blocks? |
 # |:--|:--|:--|
-# | `dist.init_process_group("gloo", init_method="file:///tmp/x", rank=r, world_size=N)` | None | until N ranks have met |
-# | `dist.destroy_process_group()` | None; the group's end | no |
+# | `dist.init_process_group("gloo", init_method="file:///tmp/x", rank=r, world_size=N)` | None | until N ranks have called it |
+# | `dist.destroy_process_group()` | None; ends the group | no |
 # | `tempfile.TemporaryDirectory()` | for `with`: the path of a new folder, removed at the end | no |
 
 # %% [markdown]
-# ### Exercise 0.5 · Without launch
+# ### Exercise 0.5 · A script with `mp.spawn`
 #
-# *Difficulty 3 of 5 · 20 minutes · target: the right sum, an exit code that is true, nothing left*
+# *Difficulty 3 of 5 · 20 minutes · target: the right sum, the right exit code, no process left*
 #
-# Rank r seeds torch with r and draws `torch.rand(1)`. Rank 0 prints the sum over ranks,
-# on a line of its own. Two runs may overlap in time. Where a rank raises, the exit code is
-# not 0. The check runs the script on 2, 3 and 2 ranks; all import torch, which takes a while.
+# Rank r seeds torch with r and calls `torch.rand(1)`. Rank 0 prints the sum over ranks, on a line of its
+# own. Two runs may overlap in time. If a rank raises, the exit code is not 0. The check runs the script
+# on 2, 3 and 2 ranks, which takes a while.
 
 # %%
 # Exercise 0.5: a script that starts its own ranks
@@ -541,51 +604,52 @@ lab.check_script(script)
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# Idea: take `hello` and replace its word by the place where the ranks meet.
+# Idea: start from `hello_script`, and give `work` the address of the rendezvous in place of the word.
 #
-# Outline: the script begins with `HEAD`, as `hello` does. Below the line with `__name__`, make a folder, and start the
-# ranks while it exists. In `work`: meet, seed, draw, sum, print on one rank only, end the group. Do
-# not catch exceptions: `mp.spawn` ends the other ranks and raises, and Python makes exit code 1 of it.
+# Outline: the script begins with `HEAD`, as `hello_script` does. Below the line with `__name__`, make a
+# temporary folder, and start the ranks while it exists. In `work`: initialise the process group, seed,
+# make the random number, sum, print on one rank only, destroy the group. Do not catch exceptions:
+# `mp.spawn` ends the other ranks and raises, and Python then exits with code 1.
 #
 # </details>
 
 # %% [markdown]
-# **Notice:** `launch` does all this in each cell, and more: it sends functions of a cell to the ranks,
-# starts them without a new import of torch, and finds deadlocks. `torchrun` is the same for a node:
-# it starts the processes and passes rank, world size and the place to meet in environment variables.
+# `launch` does the same for each cell. It also sends functions of a cell to the ranks, starts ranks
+# without importing torch again, and diagnoses deadlocks. `torchrun` is what a job on a node uses: it
+# passes rank, world size and the address of the rendezvous to each process in environment variables.
 
 # %% [markdown]
 # ## I can …
 #
-# - run a function on N ranks, and say what they share (nothing)
-# - draw who holds what before and after five collectives
-# - build all-reduce from two halves
-# - compute what a ring all-reduce of S bytes makes each of N ranks send
-# - read a diagnosis: who waits, where, for whom
+# - run a function on N ranks, and say what memory they share (none)
+# - draw what each rank holds before and after five collectives
+# - build all-reduce from reduce-scatter and all-gather
+# - compute how many bytes each of N ranks sends in a ring all-reduce of S bytes
+# - read a diagnosis: which rank waits, in which call, for which rank
 
 # %% [markdown]
 # ## How it usually goes wrong
 #
-# - **`if rank == 0:` around a collective**, to log a loss, say: rank 0 waits alone. Call it on
-#   all ranks, print on one.
-# - **Uneven data**: as above.
-# - **`all_reduce` overwrites** its argument; keep a clone.
-# - **A sum where a mean was meant**: it still trains, with gradients N times too large.
-# - **`isend` and `irecv` one after the other**: gloo lets it pass, NCCL can hang. Issue them together
-#   with `dist.batch_isend_irecv`.
+# - **`if rank == 0:` around a collective**, to log a loss: rank 0 waits alone. Call it on all ranks, and
+#   print on one.
+# - **Uneven batches**: one rank finishes first; the others wait.
+# - **`all_reduce` overwrites its argument**: clone it first if you still need it.
+# - **A sum in place of a mean**: training runs, with gradients N times too large.
+# - **`isend`, then `irecv`**: works with gloo, can hang with NCCL. Issue both together with
+#   `dist.batch_isend_irecv`.
 
 # %% [markdown]
 # ## What to read
 #
 # | read | by | a question |
 # |:--|:--|:--|
-# | [Bandwidth optimal all-reduce](https://doi.org/10.1016/j.jpdc.2008.09.002) | P. Patarasuk, X. Yuan, JPDC 2009 | Why can no rank send less? |
-# | [NCCL tests, performance](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md) | NVIDIA | Why multiply "algbw" by 2(N−1)/N? What becomes comparable? |
-# | [torch.distributed](https://docs.pytorch.org/docs/stable/distributed.html) | PyTorch | Which collectives of this notebook have an `async_op`, and what may you not touch until `wait`? |
+# | [Bandwidth optimal all-reduce](https://doi.org/10.1016/j.jpdc.2008.09.002) | P. Patarasuk, X. Yuan, JPDC 2009 | Why can no rank send fewer bytes? |
+# | [NCCL tests, performance](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md) | NVIDIA | Why is "algbw" multiplied by 2(N−1)/N? What becomes comparable? |
+# | [torch.distributed](https://docs.pytorch.org/docs/stable/distributed.html) | PyTorch | Which collectives of this notebook have an `async_op`, and what may you not use until `wait` returns? |
 
 # %% [markdown]
 # ## What comes next
 #
-# Notebook 01, Memory math, asks why one GPU is not enough: where every byte of training goes.
-# Notebook 02, Manual DDP, turns your `mean_over_ranks` into data-parallel training that keeps up
-# with PyTorch's own.
+# Notebook 01, Memory math: why one GPU is not enough, and which tensors the bytes of training belong to.
+# Notebook 02, Manual DDP: your `mean_over_ranks` becomes data-parallel training that is about as fast as
+# PyTorch's own.

@@ -6,33 +6,38 @@
 # | **Time** | 110 minutes, and 40 for the optional exercise |
 # | **Needs** | any machine with 2 cores; no GPU |
 #
-# FSDP moves each layer's parameters twice and its gradients once in every step. Does that *cost*
-# time? A collective that is in flight while the rank computes costs none. You record real steps,
-# read the traces with your own code, and find out why six slow runs are slow.
+# In every step FSDP all-gathers each layer's parameters twice and reduce-scatters its gradients once.
+# Does that *cost* time? A collective that is in flight while the rank computes costs none. You record
+# real steps, read their traces with your own code, and diagnose six slow runs.
 
 # %% [markdown]
-# *On one GPU* two ranks share it, with gloo: the calls and their order are a node's. How much of
-# them is hidden is not, because they pass through the CPU's memory.
+# <details><summary>On one GPU</summary>
+#
+# Two ranks share the GPU and communicate through gloo. The calls and their order are the same as on a
+# node. Overlap is not, because gloo copies through host memory.
+#
+# </details>
 
 # %% [markdown]
 # ## You will be able to
 #
-# - tell total from exposed communication in a trace of torch's profiler;
-# - say of every all-gather which unit it serves, in which phase, and who called it;
-# - assert from a trace, by code, that prefetch works;
-# - name the cause of a slow run, with the evidence.
+# - distinguish total from exposed communication in a trace of `torch.profiler`;
+# - say for every all-gather which unit it serves, in which phase, and which code called it;
+# - assert from a trace, in code, that prefetch works;
+# - diagnose a slow run, and give the evidence.
 
 # %% [markdown]
-# ## One recorded step
+# ## One recorded step with `torch.profiler`
 #
-# On 8 ranks, a step of Llama-2-7B in 16-bit moves 35 GB over the link of each GPU: two all-gathers
-# and a reduce-scatter, 7/8 of 13.5 GB each. A network of 12.5 GB/s needs 2.8 s for that. An A100 at
-# 40 % of its peak computes forward and backward of 4,096 tokens in 1.3 s. Whether you pay for the
-# 2.8 s depends on *when* the collectives are in flight. A trace shows it.
+# On 8 ranks, a 16-bit step of Llama-2-7B moves 35 GB over each GPU's link: two all-gathers and one
+# reduce-scatter of 7/8 of 13.5 GB each. A network of 12.5 GB/s needs 2.8 s for that. An A100 at 40 % of
+# its peak computes forward and backward of 4,096 tokens in 1.3 s. Whether the 2.8 s cost time depends on
+# *when* the collectives are in flight. A trace shows it.
 
 # %%
 import gzip
 import json
+from pathlib import Path
 
 import labs
 import labs.fsdp_profiling as lab
@@ -42,20 +47,35 @@ PRESET = lab.preset()  # or lab.preset(layers=6): any size can be changed
 PRESET
 
 # %% [markdown]
-# A GPU's link moves bytes while the GPU computes. On a CPU, gloo moves them with the cores that the
-# model needs. So there the lab gives each rank a **slow link**: every collective takes a latency and
-# bytes / bandwidth of real time, one after the other, and leaves the cores free. The faster this
-# machine computes, the faster its link.
+# A GPU's link transfers bytes while the GPU computes. On a CPU, gloo transfers them with the same cores
+# that the model needs. Therefore, on a CPU the lab gives each rank a **slow link**: one after the other,
+# each collective takes a latency plus bytes / bandwidth of real time, and uses no core. The link's
+# bandwidth is chosen in proportion to this machine's speed.
 
 # %% [markdown]
-# On GPUs your real link is used, and the CPU runs ahead: it issues a block's work before the GPU gets
-# to it. So the calls, which are the CPU's, lie far before the bars, which are the GPU's; forward's
-# all-gathers are hidden without prefetch; and NVLink exposes little. Where a text below speaks of
-# waiting, compare the *order* of the calls: it is the same on every machine.
+# <details><summary>On several GPUs</summary>
+#
+# Your real links are used, and the CPU runs ahead: it issues a block's work before the GPU gets to it.
+# Three things differ from the text below. The calls (on the CPU) lie far before the bars (on the GPU).
+# Forward's all-gathers overlap without prefetch. NVLink exposes little. Where the text says that a rank
+# waits, compare the *order* of the calls, which is the same on every machine.
+#
+# </details>
 
 # %% [markdown]
-# Guess, before you record a step: during which share of it is an all-gather or a reduce-scatter in
-# flight? A number between 0 and 1.
+# `lab.record_fsdp` trains FSDP2 on real ranks. Each rank records a step in this way (in exercise 5.11 you
+# write the call yourself, with a schedule of steps):
+#
+# ```python
+# with torch.profiler.profile(record_shapes=True, with_stack=False) as recorded:
+#     with torch.profiler.record_function("labs::step"):  # a label in the trace
+#         train_one_step()
+# recorded.export_chrome_trace("healthy_rank0.json.gz")
+# ```
+
+# %% [markdown]
+# Before you record a step, guess: during which share of the step is an all-gather or a reduce-scatter in
+# flight? Write a number between 0 and 1.
 
 # %%
 # A guess, for exercise 5.1
@@ -65,9 +85,10 @@ my_guess = 0.5
 labs.guess("5.1", "share of the step that is communication", my_guess)
 
 # %% [markdown]
-# The next cell records up to five steps, until two took as long, and keeps the fastest: what disturbs
-# a step makes it longer. If it took over a third longer or shorter than steps without the profiler, the machine was busy: it records
-# again, and at last refuses to draw.
+# The next cell records up to five steps, until two take equally long, and keeps the fastest one, because
+# disturbances only make a step longer. It also times steps without the profiler. If the recorded step
+# is more than a third longer or shorter than those, the machine was busy: the cell records again, and
+# after several attempts it draws nothing.
 
 # %%
 healthy = lab.record_fsdp(PRESET)
@@ -77,23 +98,25 @@ healthy
 lab.show_timeline(healthy)
 
 # %% [markdown]
-# **Notice:** a numbered frame is one transformer block at work; the root holds the embeddings. A
-# black tick is the call of a collective: it is **issued**. The bar is the time in which it is **in
-# flight**, waiting for other ranks included.
+# A numbered frame is the time in which one transformer block computes; the root holds the embeddings. A
+# black tick is the moment at which the rank calls a collective: it is **issued**. The bar is the time in
+# which it is **in flight**, including the time in which it waits for other ranks.
 
 # %% [markdown]
-# In forward, a block's all-gather is issued before its own frame, and the rank waits. In backward it
-# is issued before the frame of the block that computes *before* it (the last block has none). Its bar
-# lies beneath that frame, or later if a reduce-scatter is on the link first.
+# **Notice:** in forward, a block's all-gather is issued just before the block's own frame, and the rank
+# waits.
+#
+# In backward, it is issued before the frame of the block that computes *before* it (the last block has
+# none). Its bar lies beneath that frame, or later if a reduce-scatter occupies the link.
 
 # %% [markdown]
-# `healthy` is a list of traces, one per rank. As files they open in Perfetto: the path stands above.
+# `healthy` is a list of traces, one per rank. Their files open in Perfetto; the path is printed above.
 #
 # | What | is |
 # |:--|:--|
-# | `trace.seconds` | how long the step took |
+# | `trace.seconds` | the duration of the step |
 # | `trace.of(kind)` | a list of collectives of one kind, in the order in which they were issued; `trace.collectives` is a tuple of all |
-# | `one.issued`, `one.begin`, `one.end` | of a collective, in seconds: its call, and the ends of its bar; also `one.seconds`, `one.bytes`, `one.kind` |
+# | `one.issued`, `one.begin`, `one.end` | of a collective, in seconds: its call, and both ends of its bar; also `one.seconds`, `one.bytes`, `one.kind` |
 # | `trace.compute` | disjoint intervals, tuples `(begin, end)`, in which the rank computes |
 
 # %%
@@ -102,16 +125,17 @@ print(f"issued at {gather.issued:.4f} s, in flight from {gather.begin:.4f} to {g
 print(f"{gather.bytes:,} bytes; the rank computes in {len(healthy[0].compute)} intervals")
 
 # %% [markdown]
-# ## How much of the step is communication?
+# ## Communication share
 #
-# On the slow link one collective is in flight at a time. On a GPU several can be, and one moment must
-# not count twice. A *span* is anything with `begin`, `end` and `seconds`, such as a collective.
+# On the slow link, one collective is in flight at a time. On a GPU, several can be in flight at the same
+# time, and that time must not be counted twice. A *span* is anything with `begin`, `end` and `seconds`,
+# for example a collective.
 
 # %% [markdown]
 # | Call | returns |
 # |:--|:--|
-# | `lab.union(spans)` | a list: the disjoint intervals that the spans cover together |
-# | `lab.total_seconds(intervals)` | a number: how long they last together |
+# | `lab.union(spans)` | a list of disjoint intervals: the times that at least one span covers |
+# | `lab.total_seconds(intervals)` | a number: the sum of their durations |
 # | `lab.subtract(intervals, others)` | a list: the parts of `intervals` that no interval of `others` covers |
 
 # %%
@@ -120,7 +144,7 @@ print(f"{len(in_flight)} intervals of {1e3 * lab.total_seconds(in_flight):.1f} m
 lab.subtract([(0, 5)], [(1, 2), (4, 9)])
 
 # %% [markdown]
-# ### Exercise 5.1 · Share of communication
+# ### Exercise 5.1 · Communication share
 #
 # *Difficulty 2 of 5 · 5 minutes · target: two shares, each between 0 and 1*
 
@@ -144,13 +168,13 @@ lab.check_communication_share(communication_share)
 lab.show_shares(healthy, communication_share)
 
 # %% [markdown]
-# ## How much of it is exposed?
+# ## Exposed and overlapped communication
 #
 # Communication is **exposed** while the rank does not compute: the rank only waits. Overlapped
-# communication costs no time, however long it is in flight. So only the exposed part of the total can
-# be gained back.
+# communication costs no time, however long it is in flight. So an optimisation can save only the exposed
+# part.
 #
-# ### Exercise 5.2 · Exposed share
+# ### Exercise 5.2 · Exposed communication
 #
 # *Difficulty 2 of 5 · 5 minutes · target: one share, over collectives of every kind*
 
@@ -171,21 +195,54 @@ lab.check_exposed_share(exposed_share)
 lab.show_seconds(healthy)
 
 # %% [markdown]
-# **Notice:** compare the exposed milliseconds of both kinds, and the timeline. The all-gathers of
-# forward are exposed, because the rank issues each of them when it already needs it. Those of
-# backward, and the reduce-scatters, mostly lie beneath computing (if yours do not, the machine was
-# busy: record again). Exposed are the first all-gather of backward, which nobody could prefetch, and
-# the last reduce-scatters, after which no block computes.
+# **Notice:** the all-gathers are exposed for more milliseconds than the reduce-scatters.
+#
+# Compare with the timeline. Forward's all-gathers are exposed, because the rank issues each of them only
+# when it needs it. Backward's all-gathers and the reduce-scatters mostly overlap with computing (if yours
+# do not, the machine was busy: record again).
 
 # %% [markdown]
-# ## Whose all-gather is it?
+# Two parts of backward's communication are always exposed. The first all-gather of backward is never
+# prefetched, because no unit computes before it in backward. After the last reduce-scatters no block
+# computes.
+
+# %% [markdown]
+# ## Overlap on a GPU: CUDA streams and events
 #
-# FSDP2 puts labels around its calls: `FSDP::all_gather (transformer.h.2)` says whose parameters are
-# gathered (no unit in brackets: the root's). The lab adds `labs::forward` and `labs::backward`.
+# A **stream** is a queue of work on a GPU; work in two streams can run at the same time. FSDP issues
+# all-gathers on a stream of its own. An *event* marks a point in a stream: the compute stream waits for
+# the event before it reads the gathered parameters. The GPU waits, the CPU does not. On a CPU, threads of
+# gloo or of the slow link do this job.
+
+# %% [markdown]
+# ```python
+# compute = torch.cuda.current_stream()
+# side, gathered = torch.cuda.Stream(), torch.cuda.Event()
+#
+# side.wait_stream(compute)               # the shard must be complete before it is sent
+# with torch.cuda.stream(side):
+#     full = shard.new_empty(dist.get_world_size() * shard.numel())
+#     dist.all_gather_single(full, shard)
+#     gathered.record()
+# x = block(x)                            # overlaps with the all-gather
+# compute.wait_event(gathered)
+# x = next_block(x, full)
+# full.record_stream(compute)             # see below
+# ```
+#
+# `full` was allocated on `side`. Without `record_stream`, `side` may reuse its memory while `compute`
+# still reads it. FSDP1 calls it; FSDP2 keeps a reference until an event instead.
+
+# %% [markdown]
+# ## Attributing all-gathers to FSDP units
+#
+# FSDP2 puts labels around its calls. `FSDP::all_gather (transformer.h.2)` names the unit whose parameters
+# are gathered; without a name in brackets it is the root. The lab adds `labs::forward` and
+# `labs::backward`.
 #
 # | Call | returns |
 # |:--|:--|
-# | `trace.enclosing(moment, beginning)` | a list of labels, outermost first: those that contain the moment (seconds) and whose names start with the string `beginning` |
+# | `trace.enclosing(moment, beginning)` | a list of the labels that contain the moment (seconds) and whose names start with the string `beginning`; outermost first |
 # | `label.name` | a string; a label is a span, too |
 # | `lab.unit_of(label.name)` | the unit, a string; `"root"` where none is named |
 
@@ -220,10 +277,10 @@ lab.check_attribute(attribute)
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# A label encloses the *call* of a collective, not its flight: after the call the program goes on to
-# other labels. First find the label that begins with `FSDP::all_gather` and lies around the call; if
-# there are several, the innermost one is nearest to the call. It gives the unit. Then ask which of
-# the two phases has a label around the same moment.
+# A label encloses the *call* of a collective, not the time in flight: after the call the program enters
+# other labels. First find the labels that begin with `FSDP::all_gather` and enclose the call. If there
+# are several, take the innermost one. It gives the unit. Then find the phase: which of its two labels
+# encloses the same moment?
 #
 # </details>
 
@@ -231,19 +288,20 @@ lab.check_attribute(attribute)
 lab.show_all_gathers(healthy, attribute)
 
 # %% [markdown]
-# **Notice:** every block is gathered twice, in forward and, in the opposite order, in backward. The
-# root is gathered once: FSDP2 keeps the outermost unit's parameters after forward, because backward
-# begins with them.
+# **Notice:** every block is gathered twice: in forward, and in the opposite order in backward.
+#
+# The root is gathered once. FSDP2 does not reshard the outermost unit after forward, because backward
+# starts with it.
 
 # %% [markdown]
-# ## Who called it?
+# ## Call stacks: `with_stack=True`
 #
-# With `with_stack=True` the profiler also records Python functions: `collective.stack` is a tuple of
-# strings `"file(line of its def): function"`, outermost first. That makes a step longer, so it is
-# used to find a line of code, not to measure.
+# With `with_stack=True` the profiler also records Python functions. `collective.stack` is a tuple of
+# strings `"file(line of its def): function"`, outermost first. Recording stacks makes a step longer, so
+# use it to find a line of code, not to measure.
 #
-# Somebody searched for a mistake in this model, and forgot to remove the code for it:
-# `lab.watch_activations`, which runs on each rank before FSDP shards the model.
+# Someone debugged this model and forgot to remove the debugging code: `lab.watch_activations`, which each
+# rank calls before FSDP shards the model.
 
 # %%
 forgotten = lab.record_fsdp(PRESET, "something forgotten", stacks=True,
@@ -251,17 +309,17 @@ forgotten = lab.record_fsdp(PRESET, "something forgotten", stacks=True,
 print(*forgotten[0].of("all_reduce")[0].stack[-5:], sep="\n")
 
 # %% [markdown]
-# ### Exercise 5.4 · The line that called
+# ### Exercise 5.4 · Call site of a collective
 #
 # *Difficulty 2 of 5 · 5 minutes · target: one string of the stack*
 #
-# Most frames of a stack belong to libraries. `lab.LIBRARIES` is a tuple of words: a frame that
-# contains one of them is a library's.
+# Most frames of a stack belong to libraries. `lab.LIBRARIES` is a tuple of words: a frame that contains
+# one of them belongs to a library.
 
 # %%
 # Exercise 5.4: the innermost frame that is no library's
 def call_site(collective):
-    """One of the strings of collective.stack, as it stands there."""
+    """One of the strings of collective.stack, unchanged."""
     ### BEGIN SOLUTION
     for frame in reversed(collective.stack):
         if not any(word in frame for word in lab.LIBRARIES):
@@ -276,25 +334,26 @@ lab.check_call_site(call_site)
 lab.show_non_fsdp_collectives(forgotten, call_site)
 
 # %% [markdown]
-# **Notice:** compare the two columns of milliseconds. The bytes of one number take almost no time on
-# the link, and yet the rank waits: for the latency, which stands in the output of `healthy`, and for
-# the other ranks. Stacks make that wait longer, but not 10,000 times as long. The price of a small
-# collective is the wait, not the bytes.
+# **Notice:** compare the two columns of milliseconds: the 4 bytes take almost no time on the link, but
+# the rank waits for milliseconds.
+#
+# It waits for the latency (printed with `healthy`) and for the other ranks. Stacks make the wait longer,
+# but not by a factor of 10,000. So the cost of a small collective is the wait, not the bytes.
 
 # %% [markdown]
-# ## Prefetch, asserted
+# ## Backward prefetch
 #
-# Backward needs unit i-1 right after unit i. FSDP2, like FSDP1 with `BackwardPrefetch.BACKWARD_PRE`,
-# issues the all-gather of i-1 *before* it computes the gradients of i, so that both happen at once.
+# Backward needs unit i−1 right after unit i. FSDP2, like FSDP1 with `BackwardPrefetch.BACKWARD_PRE`,
+# issues the all-gather of i−1 *before* it computes the gradients of i, so that the two overlap.
 #
 # `lab.gradients_done(trace)` returns a list with a span for each unit, in backward's order, the root
-# last: `span.name` is the unit, `span.begin` the moment at which its gradients were complete.
+# last. `span.name` is the unit, and `span.begin` is the moment at which its gradients were complete.
 
 # %%
 [(span.name, round(span.begin, 4)) for span in lab.gradients_done(healthy[0])]
 
 # %% [markdown]
-# ### Exercise 5.5 · Late units
+# ### Exercise 5.5 · Units gathered late
 #
 # *Difficulty 4 of 5 · 15 minutes · target: no unit in `healthy`; every late one where prefetch fails*
 
@@ -321,18 +380,18 @@ lab.check_fetched_late(fetched_late)
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# Two moments decide for each unit: the call of its all-gather in backward, and the moment at which
-# the unit *before it in backward* had its gradients. First collect the first kind in a dictionary,
-# with your `attribute`. Then walk through `gradients_done` in pairs of neighbours and compare. A
-# unit that backward does not gather, like the root, cannot be late.
+# For each unit, compare two moments: the call of its all-gather in backward, and the moment at which the
+# gradients of the unit *before it in backward* were complete. First collect the calls in a dictionary,
+# with your `attribute`. Then go through `gradients_done` in pairs of neighbours and compare. A unit that
+# backward does not gather, such as the root, cannot be late.
 #
 # </details>
 
 # %% [markdown]
-# ## Turn it off
+# ## Backward without prefetch
 #
-# What does prefetch gain? Guess first, as a number between 0 and 100: how many percent of the
-# throughput does training lose on this machine's link if backward fetches nothing ahead?
+# How much does prefetch gain? Guess a number between 0 and 100: by how many percent does the throughput
+# on this machine's link fall if backward prefetches nothing?
 
 # %%
 # A guess, for exercise 5.6
@@ -344,9 +403,9 @@ labs.guess("5.6", "what prefetch off costs, in percent of the throughput", my_gu
 # %% [markdown]
 # | Call | does |
 # |:--|:--|
-# | `unit.set_modules_to_backward_prefetch([other, ...])` | says what `unit` fetches while it computes its gradients |
+# | `unit.set_modules_to_backward_prefetch([other, ...])` | sets the units that `unit` prefetches while it computes its gradients |
 #
-# An empty list means the default, the next unit. But to fetch what is already there does nothing.
+# An empty list means the default, the next unit. Prefetching a unit that is already unsharded is a no-op.
 #
 # ### Exercise 5.6 · Backward without prefetch
 #
@@ -369,9 +428,9 @@ lab.check_no_prefetch(no_prefetch)
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# You cannot name *nothing*, because an empty list is the default. So which unit could a block name
-# whose parameters are certainly there while the block computes its gradients? A unit that backward
-# is done with is not: it is freed, and would be gathered again.
+# You cannot name *no unit*, because an empty list means the default. Which unit is certainly unsharded
+# while a block computes its gradients? A unit whose backward is finished is not: it has been resharded
+# and would be gathered again.
 #
 # </details>
 
@@ -380,26 +439,27 @@ late = lab.record_fsdp(PRESET, "no prefetch", configure=no_prefetch)
 lab.show_prefetch(healthy, late)
 
 # %% [markdown]
-# **Notice:** in the upper picture, each all-gather of backward but the first has its tick at the
-# beginning of the frame of the unit before. In the lower one, the tick comes after that frame *and*
-# after the tick of that unit's reduce-scatter. There is one link, so the all-gather queues behind the
-# reduce-scatter, and the rank waits for both.
+# **Notice:** without prefetch (the lower picture) the tick of each all-gather in backward comes after the
+# frame of the previous unit, *and* after the tick of that unit's reduce-scatter.
+#
+# With prefetch (the upper picture) it stands at the beginning of that frame, except for the first one.
+# There is one link, so a late all-gather queues behind the reduce-scatter, and the rank waits for both.
 
 # %% [markdown]
-# ## And in forward?
+# ## Forward prefetch
 #
-# On a GPU the CPU runs ahead of the kernels, so the next all-gather is in the queue long before it
-# is needed. Where it cannot run ahead, as on CPU ranks, you name what comes next:
-# `unit.set_modules_to_forward_prefetch([next, ...])`. An empty list means: nothing.
+# On a GPU the CPU runs ahead of the kernels, so the next all-gather is in the queue long before it is
+# needed. Where the CPU cannot run ahead, as on CPU ranks, you name the next units yourself:
+# `unit.set_modules_to_forward_prefetch([next, ...])`. Here an empty list means none.
 #
-# Every block that is gathered ahead takes its memory. How many ahead are worth it, if one
-# all-gather takes less time than one block computes? Decide before you read the table below.
+# Every prefetched block takes memory. How many should you prefetch, if one all-gather takes less time
+# than one block computes? Decide before you read the table below.
 
 # %% [markdown]
-# ### Exercise 5.7 · Forward prefetch, and its price
+# ### Exercise 5.7 · Forward prefetch and its memory
 #
-# *Difficulty 2 of 5 · 10 minutes · target: exactly `ahead` blocks are gathered ahead in forward;
-# backward stays as it is*
+# *Difficulty 2 of 5 · 10 minutes · target: exactly `ahead` blocks are prefetched in forward; backward
+# does not change*
 
 # %%
 # Exercise 5.7: each unit fetches the next `ahead` ones in forward
@@ -418,21 +478,24 @@ lab.check_forward_prefetch(forward_prefetch)
 lab.show_ahead(PRESET, forward_prefetch)
 
 # %% [markdown]
-# **Notice:** the lines below the table say what each block ahead saved, and for how much memory. The
-# first takes waiting out of forward: its all-gather overlaps with the block before it. After that
-# little is left to save, because an all-gather takes less time than a block computes: the root and
-# the first block have hardly any computing before them to hide beneath. But the memory grows as much
-# again.
-
-# %% [markdown]
-# Memory is also why FSDP1's `limit_all_gathers` limits how far the CPU runs ahead: to two all-gathers
-# in flight, the fewest that still overlap.
-
-# %% [markdown]
-# ## What does it cost to get it wrong?
+# **Notice:** the lines below the table say how many milliseconds each further block saves, and how much
+# memory it takes.
 #
-# A profiler slows steps down, so a trace is no measure of throughput. The next cell trains the three
-# variants in turns, without the profiler, on the link as before (10 to 20 s).
+# With one block ahead, its all-gather overlaps with the block before it. After that little is left to
+# save, because an all-gather takes less time than a block computes. What remains exposed are mostly the
+# root's and the first block's all-gathers, before which almost nothing computes. The second block takes
+# as much memory as the first.
+
+# %% [markdown]
+# Memory is also the reason for FSDP1's `limit_all_gathers`. It limits how far the CPU runs ahead: to two
+# all-gathers in flight, the minimum that still overlaps
+# (*[FSDP paper](https://arxiv.org/abs/2304.11277)*).
+
+# %% [markdown]
+# ## Throughput with and without prefetch
+#
+# A profiler slows steps down, so a trace does not measure throughput. The next cell trains three variants
+# in turns, without the profiler, on the same link as before (10 to 20 s).
 
 # %%
 variants = {"default prefetch": None, "no prefetch": no_prefetch,
@@ -440,20 +503,21 @@ variants = {"default prefetch": None, "no prefetch": no_prefetch,
 lab.show_throughput(PRESET, variants)
 
 # %% [markdown]
-# **Notice:** compare the percentage below the bars with your guess. The order of the calls alone
-# makes the difference: all three send the same bytes and compute the same. The FSDP paper measured that backward prefetch makes a 175B model about 18 %
-# faster: in terms of your guess, a loss of 1 − 1/1.18 = 15 % without it. The percentage depends on
-# link and model, so where you read 20 to 30 %, ask on which link, and measure on yours.
+# **Notice:** compare the percentage below the bars with your guess. Only the order of the calls differs:
+# all three variants send the same bytes and compute the same.
+#
+# The *[FSDP paper](https://arxiv.org/abs/2304.11277)* measured that backward prefetch makes a 175B model
+# about 18 % faster; that is a loss of 1 − 1/1.18 = 15 % without it. The percentage depends on the link
+# and the model. If you read 20 to 30 %, ask for the link, and measure on yours.
 
 # %% [markdown]
-# ## Six slow runs
+# ## Diagnosing six slow runs
 #
-# Each has one thing wrong: an `.item()` in the step, units that are too small, one unit that is
-# everything, prefetch off, a slow data loader, or a slow rank. The healthy run prefetches in forward
-# too. All are recorded on one link, half as fast as before (on GPUs the real one), where mistakes
-# cost more (20 to 60 s).
+# Each run has one fault: an `.item()` in the step, units that are too small, the full model as one unit,
+# no prefetch, a slow data loader, or a slow rank. The healthy run also prefetches in forward. All runs
+# use one link, half as fast as before (on GPUs the real one), so that faults cost more (20 to 60 s).
 #
-# An `.item()` makes the CPU wait. Here somebody asks all ranks, after each layer, for NaNs.
+# `.item()` makes the CPU wait. Here it checks for NaNs after each layer.
 
 # %%
 slow_runs = lab.slow_runs()
@@ -463,24 +527,24 @@ slow_runs
 lab.explore_slow_runs(slow_runs)
 
 # %% [markdown]
-# Now name the causes by code. `run` and `healthy` are lists with one trace per rank, of one step.
+# Now diagnose the runs in code. `run` and `healthy` are lists with one trace per rank, of one step.
 #
 # | What | is |
 # |:--|:--|
 # | `slow_runs.runs["A"]`, `slow_runs.healthy` | such lists, to try a rule on |
-# | `trace.item_calls` | a tuple of spans, the calls of `.item()`; also of a healthy run: the model's own at the start of forward, and the optimizer's |
+# | `trace.item_calls` | a tuple of spans, the calls of `.item()`. A healthy run has some, too: the model's at the start of forward, and the optimizer's |
 # | `trace.labelled("enumerate(DataLoader)")` | a list of spans: the data loader's labels |
 
 # %%
 lab.CAUSES  # cause -> the evidence to return with it
 
 # %% [markdown]
-# ### Exercise 5.8 · Diagnose
+# ### Exercise 5.8 · Diagnosis of a slow run
 #
 # *Difficulty 4 of 5 · 25 minutes · target: 8 runs named, with their evidence*
 #
-# It has two cells. First find the calls of `.item()` that are not the optimizer's. The check stands
-# below the second cell.
+# The exercise has two cells. In the first one, find the calls of `.item()` that are not the optimizer's.
+# The check is below the second cell.
 
 # %%
 # Exercise 5.8: the cause of a slow run, and the evidence
@@ -491,12 +555,12 @@ def own_item_calls(trace):
     ### END SOLUTION
 
 # %% [markdown]
-# Counts are certain: test them first. Timing is noisy, so compare the ranks of one run with each
-# other, and the loading with its own step.
+# Counts do not vary: test them first. Times do: compare the ranks of one run with each other, and the
+# data loader with the step of the same run.
 #
-# The margins are wide, and a run with more noise is recorded again: a slow rank computes at least 5
-# times as long as the others (healthy ranks differ by a factor of 2 at most). A slow loader takes
-# over half of the step, any other under a tenth.
+# The margins are wide, because timing is noisy. A slow rank computes at least 5 times as long as the
+# others (healthy ranks differ by a factor of 2 at most). A slow data loader takes more than half of the
+# step, any other less than a tenth.
 
 # %%
 # Exercise 5.8, second half
@@ -518,50 +582,52 @@ def diagnose(run, healthy):
     ### END SOLUTION
 
 # %% [markdown]
-# <details><summary>Hint</summary>
-#
-# Write one rule for each cause, and order them: what is counted before what is timed. Three causes
-# change how many calls there are: compare with the healthy run. Your answer to 5.5 names a fourth.
-# For the other two compare seconds *within* the run: the longest label of the loader with the step,
-# the longest computing of a rank with the shortest.
-#
-# </details>
-#
-# The check records 8 runs with a model of another size (10 to 60 s): one for each cause, one more
-# with another slow rank, and a healthy one.
+# The check records 8 runs with a model of another size (10 to 60 s): one for each cause, one more with
+# another slow rank, and a healthy one.
 
 # %%
 lab.check_diagnose(diagnose)
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Write one rule for each cause, and test counts before times. Three causes change the number of calls:
+# compare with the healthy run. Your answer to 5.5 finds a fourth cause. For the other two compare seconds
+# *within* the run: the data loader's longest label with the step, and the rank that computes longest with
+# the rank that computes shortest.
+#
+# </details>
 
 # %%
 lab.show_diagnoses(slow_runs, diagnose)
 
 # %% [markdown]
-# The step with the slow rank takes equally long on all ranks. How does the slow one show?
+# With a slow rank, the step takes equally long on all ranks. How can you find the slow rank?
 
 # %%
 lab.show_waiting(slow_runs)
 
 # %% [markdown]
-# **Notice:** a slow rank shows on the *others*, in red: their collectives take long, because they
-# wait in them for the slow rank. The slow rank itself hardly waits. So search for the rank that
-# waits least, not for the one whose collectives take longest.
+# **Notice:** the exposed time (red) of a slow rank is on the *other* ranks.
+#
+# Their collectives take long, because they wait for the slow rank; the slow rank itself hardly waits. So
+# search for the rank that waits least, not for the rank whose collectives take longest.
 
 # %% [markdown]
-# ## The same order on other links
+# ## Link bandwidth and latency
 #
-# How long is a collective in flight on a given link? Each has a latency, however small it is; then
-# its bytes pass. In a ring, each rank receives all pieces but its own.
+# How long is a collective in flight on a given link? Every collective has a latency, even a very small
+# one. In addition, its bytes take time. In a ring, each rank receives all pieces but its own.
 #
-# ### Exercise 5.9 · Seconds of a collective
+# ### Exercise 5.9 · Time of a ring all-gather
 #
 # *Difficulty 2 of 5 · 5 minutes · target: one formula with two terms*
 
 # %%
 # Exercise 5.9: seconds of a ring all-gather, or reduce-scatter
 def collective_seconds(nbytes, ranks, bandwidth, latency):
-    """nbytes: of the whole tensor. bandwidth: bytes per second in one direction. latency: seconds
-    of the whole collective."""
+    """nbytes: of the full tensor. bandwidth: bytes per second in one direction. latency: seconds
+    of the complete collective."""
     ### BEGIN SOLUTION
     return latency + (ranks - 1) / ranks * nbytes / bandwidth
     ### END SOLUTION
@@ -571,9 +637,9 @@ def collective_seconds(nbytes, ranks, bandwidth, latency):
 lab.check_collective_seconds(collective_seconds)
 
 # %% [markdown]
-# The chart replays forward and backward of Llama-2-7B, a layer of 405 MB per unit, with your
-# function. It is a *model, not a measurement*: the A100s compute at 40 % of their peak, each rank
-# has one link, and nothing else is on it. The latencies are those of NCCL's own cost model.
+# The chart uses your function to model forward and backward of Llama-2-7B, with one layer of 405 MB per
+# unit. It is a *model, not a measurement*: the A100s compute at 40 % of their peak, and each rank has one
+# link, which nothing else uses. The latencies are those of NCCL's own cost model.
 #
 # On which link does prefetch gain most: in milliseconds, and as a share of the step?
 
@@ -581,29 +647,30 @@ lab.check_collective_seconds(collective_seconds)
 lab.show_links(collective_seconds)
 
 # %% [markdown]
-# **Notice:** NVLink exposes little even without prefetch. On PCIe an all-gather takes nearly as long
-# as a layer's forward: with prefetch it is hidden, without it is not, so there the gain is the largest
-# *share* of the step. On the network the gain is larger in milliseconds, but a smaller share, because
-# over half of the communication is exposed in any order. Per layer of backward, prefetch gains the
-# shorter of communication (both collectives) and computing.
+# **Notice:** prefetch gains the largest *share* of the step on PCIe. There an all-gather takes nearly as
+# long as a layer's forward, so prefetch hides it.
+#
+# NVLink exposes little even without prefetch. On the network prefetch gains more milliseconds, but a
+# smaller share: over half of the communication is exposed in any order. Per layer of backward, the gain is
+# the shorter of two times: communication (both collectives) and computing.
 
 # %% [markdown]
-# ## How large should a unit be?
+# ## Unit size
 #
-# On the network above, with each of a layer's 9 modules as a unit, a step pays 864 latencies: 92 ms.
-# With layers as units it pays 96: 10 ms. The whole model as one unit exposes its whole all-gather,
-# 0.94 s, and holds all parameters at once. Between the two, take the largest units of which two fit
-# into memory: one computes, the next is in flight. Usually that is a transformer block.
+# Take the network above. With each of a layer's 9 modules as a unit, a step pays 864 latencies: 92 ms.
+# With each layer as a unit it pays 96: 10 ms. With the full model as one unit, its complete all-gather is
+# exposed, 0.94 s, and all parameters are unsharded at once. So choose the largest units of which two fit
+# into memory: one computes while the next is gathered. Usually that is a transformer block.
 
 # %% [markdown]
-# ## Optional: read a trace without the lab
+# ## Optional: parsing the trace file
 #
-# On a cluster you get files, and nobody compares hundreds of steps in Perfetto by eye. But a trace is
-# JSON, and `traceEvents` is a list of dictionaries:
+# On a cluster you get files, and nobody compares hundreds of steps in Perfetto by eye. A trace file is
+# JSON, and its `traceEvents` is a list of dictionaries:
 #
 # | key of an event | is |
 # |:--|:--|
-# | `ph` | its kind: `"X"` for events with a duration, all that you need |
+# | `ph` | its kind: `"X"` for events with a duration, the only ones that you need |
 # | `name`, `cat` | its name, and its category |
 # | `ts`, `dur` | its begin and its duration, in microseconds |
 # | `tid` | the thread, or the GPU's stream |
@@ -621,15 +688,17 @@ next(event for event in events if event["name"] == "labs::step")
 # | in flight | name begins with `link:` | category `kernel`, name begins with `nccl`; where ranks share a GPU, name begins with `gloo:` |
 # | computing | category `cpu_op`, name begins with `aten::` | all other of category `kernel`, `gpu_memcpy` or `gpu_memset` |
 #
-# A file with category `kernel` is a GPU's.
+# If a file has the category `kernel`, it was recorded on a GPU.
 
 # %% [markdown]
-# gloo's threads call `aten::` operations too, to add and to copy: in a thread with a name that begins
-# with `gloo:`, nothing is computing. And between two operations of a CPU Python runs, so there pauses
-# of at most 0.5 ms count as computing. A GPU's pauses do not: kernels take microseconds.
+# gloo's threads call `aten::` operations, too, to add and to copy. So do not count threads that have an
+# event whose name begins with `gloo:` as computing.
+#
+# Between two operations on a CPU, Python runs. So on a CPU, gaps of at most 0.5 ms count as computing. On
+# a GPU, gaps do not count, because kernels take microseconds.
 
 # %% [markdown]
-# ### Exercise 5.10 · Your own trace reader
+# ### Exercise 5.10 · Trace parser
 #
 # *Difficulty 4 of 5 · 40 minutes · target: the exposed seconds of the step in eight synthetic files and
 # the recorded ones, without the lab*
@@ -639,24 +708,24 @@ next(event for event in events if event["name"] == "labs::step")
 # %%
 # Exercise 5.10: the events of the step
 def events_in_step(path):
-    """A list of (begin, end, event): events with "ph" "X", cut to the step, in microseconds. path: a
-    string that ends in .json or .json.gz."""
+    """A list of (begin, end, event): events with "ph" "X", clipped to the step, in microseconds.
+    path: a string that ends in .json or .json.gz."""
     ### BEGIN SOLUTION
     with (gzip.open if path.endswith(".gz") else open)(path, "rb") as file:
         events = [event for event in json.load(file)["traceEvents"] if event["ph"] == "X"]
     [step] = [event for event in events
               if (event["cat"], event["name"]) == ("user_annotation", "labs::step")]
     first, last = step["ts"], step["ts"] + step["dur"]
-    cut = [(max(event["ts"], first), min(event["ts"] + event["dur"], last), event)
-           for event in events]
-    return [(begin, end, event) for begin, end, event in cut if begin < end]
+    clipped = [(max(event["ts"], first), min(event["ts"] + event["dur"], last), event)
+               for event in events]
+    return [(begin, end, event) for begin, end, event in clipped if begin < end]
     ### END SOLUTION
 
 # %%
 # Exercise 5.10, continued: intervals
 def covered(intervals, gap=0):
-    """Disjoint intervals (begin, end), in order, that cover the same. Those at most `gap` apart
-    become one."""
+    """Disjoint intervals (begin, end), in order, that cover the same times. Those at most `gap`
+    apart become one."""
     ### BEGIN SOLUTION
     found = []
     for begin, end in sorted(intervals):
@@ -671,18 +740,18 @@ def covered(intervals, gap=0):
 # Exercise 5.10, continued: in flight, and not computing
 def exposed_seconds(path):
     ### BEGIN SOLUTION
-    found, flights, busy = events_in_step(path), [], []
+    found, in_flight, busy = events_in_step(path), [], []
     gloo = {event["tid"] for *_, event in found if event["name"].startswith("gloo:")}
     gpu = any(event["cat"] == "kernel" for *_, event in found)
     for begin, end, event in found:
         name, on_gpu = event["name"], event["cat"] in ("kernel", "gpu_memcpy", "gpu_memset")
         in_use = ("link:", "gloo:") if gpu else "link:"
         if name.startswith(in_use) or on_gpu and name.startswith("nccl"):
-            flights.append((begin, end))
+            in_flight.append((begin, end))
         elif on_gpu or not gpu and name.startswith("aten::") and event["tid"] not in gloo:
             busy.append((begin, end))
     busy = covered(busy, gap=0 if gpu else 500)
-    both = sum(end - begin for begin, end in covered(flights + busy))
+    both = sum(end - begin for begin, end in covered(in_flight + busy))
     return (both - sum(end - begin for begin, end in busy)) / 1e6
     ### END SOLUTION
 
@@ -692,12 +761,13 @@ lab.check_exposed_seconds(exposed_seconds)
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# Exposed is what collectives add to the time in which the rank computes. So you can do without
-# subtracting intervals: how long do both cover together, and how long does computing alone?
+# Exposed communication is the time that collectives add to the time in which the rank computes. So you
+# need no subtraction of intervals: how long do collectives and computing cover together, and how long
+# does computing alone?
 #
-# Outline: (1) find the step's label, and cut each event to it; (2) put each interval into one of two
-# lists, by the table; (3) cover the second list, on a CPU with gaps of 500 microseconds; (4) take the
-# time that both lists cover, less that of the second, in seconds.
+# Outline: (1) find the step's label, and clip each event to it; (2) put each interval into one of two
+# lists, by the table; (3) merge the second list, on a CPU with gaps of 500 microseconds; (4) take the time
+# that both lists cover together, minus that of the second, in seconds.
 #
 # </details>
 
@@ -705,21 +775,22 @@ lab.check_exposed_seconds(exposed_seconds)
 lab.show_own_reader(exposed_seconds, healthy, late)
 
 # %% [markdown]
-# **Notice:** both readers find the same milliseconds, to within 1 %. Yours needs no lab: for the files
-# of another program, change the three names in the table. Your function also judges a run while it
-# goes on: a few steps recorded on each node, and a line of output for each file.
+# **Notice:** both readers find the same milliseconds, to within 1 %.
+#
+# Your parser does not need the lab. For files of another program, change the three names in the table. Your
+# function can also monitor a running job: record a few steps on each node, and print one line per file.
 
 # %% [markdown]
-# ## A script of your own
+# ## Profiling a training script
 #
-# Notebook 05 has recorded steps for you. In a job the call is yours: a long run records a few steps in
-# its midst, and each rank writes a file.
+# In this notebook the lab recorded steps for you. In a job you write the call: a long run records a few
+# of its steps, and each rank writes a file.
 #
 # | `torch.profiler` | does |
 # |:--|:--|
 # | `profile(schedule=…, with_stack=True)` | records; its `on_trace_ready`, a function of the profiler, is called after the active steps |
-# | `schedule(wait=…, warmup=…, active=…, repeat=1)` | which steps: none, thrown away, kept |
-# | `profiler.step()` | the step is over |
+# | `schedule(wait=…, warmup=…, active=…, repeat=1)` | which steps: not recorded, discarded, kept |
+# | `profiler.step()` | marks the end of a step |
 # | `profiler.export_chrome_trace(path)` | writes the trace |
 # | `with record_function("forward"):` | a label |
 
@@ -734,44 +805,54 @@ lab.show_own_reader(exposed_seconds, healthy, late)
 # %%
 lab.write_script("profile_fsdp.py")
 
+# %%
+lab.check_profile_fsdp("profile_fsdp.py")
+
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# First gap: `on_trace_ready` is a function of the profiler. Without `repeat=1` the schedule begins
-# again, and a second trace takes the first one's name.
+# First gap: `on_trace_ready` is a function of the profiler. Without `repeat=1` the schedule starts again,
+# and a second trace overwrites the first one.
 #
-# Second gap: `with profiler:` around the loop. A step ends where `profiler.step()` is called, so nothing
-# of it may come after.
+# Second gap: `with profiler:` around the loop. `profiler.step()` ends a step, so call it last in the loop.
 #
 # </details>
-
-# %%
-lab.check_profile_fsdp("profile_fsdp.py")
 
 # %%
 lab.torchrun("profile_fsdp.py", ranks=2)
 
 # %% [markdown]
-# Open `traces/rank_0.json.gz` at *[ui.perfetto.dev](https://ui.perfetto.dev)*: your labels, FSDP's own
-# (`FSDP::all_gather`), and below them the lines of your file.
+# Now the lab's reader, and your functions of 5.2 and 5.4, read the files that your script has written. They
+# have no slow link, and gloo's all-gathers block where FSDP2 calls them.
+
+# %%
+for path in sorted(Path("traces").glob("*.json*")):
+    trace = lab.load(path)
+    print(trace, f"exposed: {exposed_share(trace):.0%}", sep="\n    ")
+    print("    the last all-gather's call site:", call_site(trace.of("all_gather")[-1]))
+
+# %% [markdown]
+# Open a file of `traces` at *[ui.perfetto.dev](https://ui.perfetto.dev)*. It shows your labels, FSDP's own
+# labels (`FSDP::all_gather`), and below them the functions of your script.
 
 # %% [markdown]
 # ## I can …
 #
-# - record some steps of a job, and open the trace
+# - record some steps of a job with `torch.profiler`, and open the trace
 # - compute the exposed share of a step from spans
-# - explain why the moment of the call, not of the transfer, shows whose all-gather it is
+# - explain why the moment of the call, not the time in flight, shows which unit an all-gather serves
+# - explain what a stream, an event and `record_stream` are for
 # - write the assertion that fails when prefetch is off
-# - say which rank is slow when all ranks take equally long
+# - find the slow rank when all ranks take equally long
 
 # %% [markdown]
 # ## How it usually goes wrong
 #
-# - **Adding up durations**: collectives can overlap one another, and then a moment counts twice.
-# - **Optimising hidden communication**: it costs no time, so nothing is gained.
+# - **Adding up durations**: collectives can overlap one another, and then time is counted twice.
+# - **Optimising overlapped communication**: it costs no time, so nothing is gained.
 # - **Blaming the rank with the longest all-gather**: it waited for the slow one.
-# - **An empty list to turn backward's prefetch off**: it means the default, which prefetches.
-# - **Measuring while recording**: the profiler slows a step down, most of all with stacks.
+# - **An empty list to turn backward prefetch off**: it means the default, which prefetches.
+# - **Measuring throughput while recording**: the profiler slows a step down, most of all with stacks.
 
 # %% [markdown]
 # ## What to read
@@ -779,10 +860,10 @@ lab.torchrun("profile_fsdp.py", ranks=2)
 # | read | by | a question |
 # |:--|:--|:--|
 # | [PyTorch FSDP](https://arxiv.org/abs/2304.11277) | Y. Zhao et al., VLDB 2023, sections 3.3 and 5.2 | Why does one stream for all collectives make backward prefetch necessary? |
-# | [fully_shard](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html) | PyTorch, `set_modules_to_backward_prefetch` | When would a unit fetch two others? |
+# | [fully_shard](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html) | PyTorch, `set_modules_to_backward_prefetch` | When would a unit prefetch two others? |
 # | [torch.profiler](https://docs.pytorch.org/docs/stable/profiler.html) | PyTorch, `schedule` | How do you record step 1000 of a long run? |
 
 # %% [markdown]
 # ## What comes next
 #
-# Notebook **06 Scaling**: the same step on more and more ranks. How long does it stay efficient?
+# Notebook **06 Scaling**: the same step on more and more ranks. Up to how many ranks is it efficient?

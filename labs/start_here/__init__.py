@@ -16,6 +16,6 @@ if TYPE_CHECKING:
     from labs.start_here.run_pictures import diagnose, two_steps, who_holds_what
     from labs.start_here.script import check_script, run_script
 
-    from .scaffold import pass_on, ring_all_reduce
+    from .scaffold import ring_all_reduce, send_recv
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__)

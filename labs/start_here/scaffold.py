@@ -4,15 +4,15 @@ import torch
 import torch.distributed as dist
 
 
-def pass_on(leaving: torch.Tensor, arriving: torch.Tensor) -> None:
-    """Sends `leaving` to the next rank of the ring and fills `arriving` from the previous one.
+def send_recv(sent: torch.Tensor, received: torch.Tensor) -> None:
+    """Sends `sent` to the next rank of the ring and fills `received` from the previous one.
 
     Both go out in one batch: issued one after the other they deadlock on NCCL, where a send waits
     for its receive; gloo buffers it.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    both = [dist.P2POp(dist.isend, leaving, (rank + 1) % ranks),
-            dist.P2POp(dist.irecv, arriving, (rank - 1) % ranks)]
+    both = [dist.P2POp(dist.isend, sent, (rank + 1) % ranks),
+            dist.P2POp(dist.irecv, received, (rank - 1) % ranks)]
     for work in dist.batch_isend_irecv(both):
         work.wait()
 
@@ -24,15 +24,15 @@ def ring_all_reduce(mine: torch.Tensor) -> torch.Tensor:
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     pieces = mine.chunk(ranks)  # views of (length / N,): writing into a piece writes into mine
-    arriving = torch.empty_like(pieces[0])
-    # N - 1 steps of a reduce-scatter, then N - 1 of an all-gather. What leaves in a step is the
-    # piece that arrived in the step before.
+    received = torch.empty_like(pieces[0])
+    # N - 1 steps of a reduce-scatter, then N - 1 of an all-gather. What is sent in a step is
+    # the piece that was received in the step before.
     for step in range(2 * (ranks - 1)):
-        leaving = pieces[(rank - step) % ranks]
-        place = pieces[(rank - step - 1) % ranks]
-        pass_on(leaving, arriving)
+        sent = pieces[(rank - step) % ranks]
+        target = pieces[(rank - step - 1) % ranks]
+        send_recv(sent, received)
         if step < ranks - 1:
-            place += arriving
+            target += received
         else:
-            place.copy_(arriving)
+            target.copy_(received)
     return mine

@@ -247,7 +247,7 @@ def from_rank_to_rank(mine):
     total, moving = mine.clone(), mine.clone()
     for _ in range(ranks - 1):
         arriving = torch.empty_like(moving)
-        lab.pass_on(moving, arriving)
+        lab.send_recv(moving, arriving)
         moving = arriving
         total += moving
     return total / ranks

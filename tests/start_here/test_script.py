@@ -23,10 +23,11 @@ SOURCE = Path(__file__).parents[2] / "solutions" / "00_start_here.py"
 
 
 def _texts():
-    """HEAD, hello and script, as the solution assigns them."""
+    """HEAD, hello_script and script, as the solution assigns them."""
     found = {}
     for node in ast.parse(SOURCE.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and node.targets[0].id in ("HEAD", "hello", "script"):
+        if isinstance(node, ast.Assign) and node.targets[0].id in (
+                "HEAD", "hello_script", "script"):
             exec(compile(ast.Module([node], []), str(SOURCE), "exec"), found)
     return found
 
@@ -90,7 +91,7 @@ PROCESSES = """ranks = [mp.get_context("spawn").Process(target=work, args=(r, fo
 BY_PORT = changed(('place = f"file://{folder}/meet"', 'place = "tcp://127.0.0.1:29511"'))
 
 WRONG = {
-    "hello": (TEXTS["hello"], "wrong_world_size"),
+    "hello": (TEXTS["hello_script"], "wrong_world_size"),
     "computes_itself": (HEAD + """
 print(sum(torch.rand(1, generator=torch.manual_seed(r)).item() for r in range(N)))
 """, "wrong_world_size"),
