@@ -27,7 +27,7 @@ _WAITS = ("start waits for its all-reduce: backward would stand still",
 
 @check("2.6", hints=API_HINTS | {"missing 1 required positional": "start returns what finish "
                                  "needs: the flat tensor and the handle.",
-                                 "collectives_differ": "A gradient that is None travels as "
+                                 "collectives_differ": "A gradient that is None is sent as "
                                  "zeros: the flat tensor has the same length on every rank."})
 def check_bucket(start, finish):
     """start(bucket) begins one all-reduce of all its gradients, in their dtype; finish(bucket,
@@ -158,7 +158,7 @@ def _wrong_start(events, bucket, started) -> Wrong | None:
                      code="wrong_collective")
     if calls[0].elements != bucket.elements:
         return Wrong(f"the all-reduce carries {calls[0].elements} elements, the bucket has "
-                     f"{bucket.elements}", "A gradient that is None travels as zeros.",
+                     f"{bucket.elements}", "A gradient that is None is sent as zeros.",
                      code="too_little_sent" if calls[0].elements < bucket.elements
                      else "too_much_sent")
     # float64 gradients would lose digits in a float32 tensor; bf16 ones would send twice the bytes

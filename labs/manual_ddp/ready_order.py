@@ -174,13 +174,13 @@ def _judge_bytes(recorded, calls, when):
     sent, want = sum(call.bytes for call in calls), gradient_bytes(recorded.model)
     if sent > want:
         raise Wrong(f"{when}, rank {dist.get_rank()} sent {sent:,} bytes; its gradients have "
-                    f"{want:,}", "Each gradient travels in one bucket, once. Is the callback "
+                    f"{want:,}", "Each gradient is sent once, in one bucket. Is the callback "
                     "queued once in each backward?", code="too_much_sent")
     # a parameter that was not ready in the first backward must have its place in the new buckets
     late = [name for name in recorded.elements if name not in recorded.order]
     # Exactly the bytes of the parameters that rank 0 did not use in the first step.
     if sent < want and want - sent == 4 * sum(recorded.elements[name] for name in late):
-        raise Wrong(f"{when}, {listed(map(repr, late))} travel in no bucket: rank 0 did not use "
+        raise Wrong(f"{when}, {listed(map(repr, late))} are in no bucket: rank 0 did not use "
                     "them in the first step", "Append what is not in the order at its end.",
                     code="unused_left_out")
     if sent < want:

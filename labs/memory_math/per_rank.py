@@ -52,20 +52,20 @@ def _jobs() -> list[tuple]:
     recipe, ranks = tuple(rng.sample(range(1, 20), 3)), rng.randint(20, 99)
     count = ranks * rng.randint(10**4, 10**7) + 1  # not divisible, which rejects //
     return [("70B on 8 ranks", 70e9, (2, 2, 8), 8), ("7.5B on 64 ranks", 7.5e9, (2, 2, 12), 64),
-            ("a job drawn at random", count, recipe, ranks)]
+            ("a random job", count, recipe, ranks)]
 
 
 def _causes(want, whole, ranks, missing) -> list[Cause]:
     """In GB. whole: bytes on all ranks together."""
-    rule = "Stage 1 divides the optimizer state alone, 2 the gradients too, 3 the parameters too."
+    rule = "Stage 1 shards the optimizer state alone, 2 the gradients too, 3 the parameters too."
     less, more = math.floor(want) / GB, math.ceil(want) / GB
     rounded = "off by less than a byte", "Divide with /: // drops the rest."
     return [Cause("nothing_counted", 0, missing,
-                  "A rank keeps its share of what is divided: 1/N of it, not nothing."),
+                  "A rank keeps its shard: 1/N of the tensor, not nothing."),
             Cause("rounded", less, *rounded), Cause("rounded", more, *rounded),
-            Cause("not_divided", whole / GB, "not divided", rule),
+            Cause("not_divided", whole / GB, "not sharded", rule),
             Cause("divided_though_stage_keeps", whole / ranks / GB,
-                  "divided, though this stage keeps it whole", rule)]
+                  "sharded, though this stage replicates it", rule)]
 
 
 def _gb(nbytes) -> str:

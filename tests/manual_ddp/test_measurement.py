@@ -86,7 +86,7 @@ WRONG = [
         (Ratio.backward_alone, "phase_missing"),
         (Ratio.without_optimizer, "phase_missing"),
         (Ratio.in_percent, "wrong_number"),
-        (Ratio.nothing, "")])]
+        (Ratio.nothing, "not_a_number")])]
 
 
 @pytest.mark.parametrize("answers, expected", WRONG)
