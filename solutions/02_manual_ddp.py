@@ -3,33 +3,38 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 180 minutes, and 45 for the optional exercise |
+# | **Time** | 180 minutes in two sittings (75 and 105); 45 for the optional exercise |
 # | **Needs** | any machine with 2 cores; no GPU |
+# | **Core** | 2.1 to 2.6 in this sitting |
 #
-# Distributed data parallelism (DDP) keeps a whole model on every rank and gives each a share of the
-# batch. Averaging gradients once a step lets N copies train as one. You build this with one call per
-# parameter, then in buckets, then overlapped with backward, and compare with torch's.
+# Distributed data parallelism (DDP) replicates the model on every rank. Each gets a share of the
+# batch. Averaging gradients in every step lets N copies train as one. You build this with one call
+# per parameter, with buckets, and overlapped with backward. Then you compare it with torch's.
 
 # %% [markdown]
-# *On one GPU* two ranks share it, with gloo: calls, bytes and their order are a node's. Seconds are
-# not, because gradients pass through the CPU's memory.
+# <details><summary>On one GPU</summary>
+#
+# With one GPU, two ranks share it and communicate through gloo. Calls, bytes and their order are the
+# same as on a node. Seconds are not, because gloo copies the gradients through host memory.
+#
+# </details>
 
 # %% [markdown]
 # ## You will be able to
 #
-# - say why averaging gradients is right, and when it needs weights;
+# - say why averaging gradients is right, and when the average needs weights;
 # - build a module that trains on N ranks as one process would, except for rounding;
-# - cut gradients into buckets and send each while backward goes on;
-# - read from a timeline which communication is overlapped and which is exposed.
+# - group gradients into buckets, and all-reduce each bucket asynchronously.
 
 # %% [markdown]
-# ## What is trained here
+# ## The model and its gradients
 
 # %%
 import contextlib
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 import labs
 import labs.manual_ddp as lab
@@ -39,32 +44,33 @@ PRESET = lab.preset()  # or lab.preset("laptop", ranks=4): any size can be chang
 PRESET
 
 # %% [markdown]
-# A rank's backward leaves one gradient for each parameter tensor of the model. All of them must be
-# averaged in every step:
+# After backward a rank has one gradient for each parameter tensor of the model. Every step must
+# average all of them:
 
 # %%
-sizes = [parameter.numel() for parameter in lab.model_of(PRESET).parameters()]
-print(f"{len(sizes)} gradients with {sum(sizes):,} elements: {4 * sum(sizes) / 1e6:.1f} MB a step")
+elements = [parameter.numel() for parameter in lab.model_of(PRESET).parameters()]
+megabytes = 4 * sum(elements) / 1e6
+print(f"{len(elements)} gradients with {sum(elements):,} elements: {megabytes:.1f} MB a step")
 
 # %% [markdown]
-# ## Why averaging is right
+# ## Averaging gradients: the derivation
 #
-# Three ranks train on 1, 1 and 10 examples. If you average their gradients plainly, a single example
-# counts 1/3 instead of 1/12: four times too much. So first: which average is right?
+# Three ranks train on 1, 1 and 10 examples. In the plain average of their gradients, the first example
+# counts 1/3 instead of 1/12: four times too much. Which average is right?
 #
-# The loss of a batch $B$ is a mean over its examples, and so is its gradient. Cut $B$ into shards
+# The loss of a batch $B$ is a mean over its examples, and so is its gradient. Split $B$ into shards
 # $B_i$:
 #
 # $$\nabla L(B) = \sum_i \frac{|B_i|}{|B|}\, \nabla L(B_i)$$
 #
-# With equal shards all weights are 1/N, and only then is it the plain average.
+# Only with equal shards are all weights 1/N. Then it is the plain average.
 
 # %% [markdown]
 # ### Exercise 2.1 · Combine the shards' gradients
 #
 # *Difficulty 1 of 5 · 5 minutes · target: the full batch's gradient, to 5 digits; inputs unchanged*
 #
-# `gradients` is a list of tensors, one for each shard, all of one shape. Return one such tensor.
+# `gradients` is a list of tensors of the same shape, one for each shard. Return one such tensor.
 
 # %%
 # Exercise 2.1: the full batch's gradient from the gradients of its shards
@@ -83,29 +89,29 @@ lab.check_combine(combine)
 lab.show_combine(combine)
 
 # %% [markdown]
-# **Notice:** compare the plain mean with the whole batch. With the plain mean, training would run,
-# and no error would tell you that it goes in another direction.
+# **Notice:** the plain mean differs from the full batch's gradient. Training with it would run without
+# any error, in a different direction.
 
 # %% [markdown]
-# ## One initial state for all
+# ## Broadcasting the initial state
 #
-# Equal gradients keep the copies equal only if they *begin* equal. In a script without a seed every
-# rank draws its own weights: N ranks would train N models. So rank 0's state must reach all:
-# parameters, frozen ones too, *and buffers*, such as a BatchNorm's running mean.
+# Equal gradients keep the copies equal only if they *start* equal. Without a seed, every rank draws
+# its own weights, and N ranks train N models. Therefore rank 0 broadcasts its state: parameters,
+# including frozen ones, *and buffers*, such as a BatchNorm's running mean.
 #
 # | call | returns | blocks? |
 # |:--|:--|:--|
-# | `dist.broadcast(tensor, src=0)` | None; writes rank 0's numbers into all ranks' | yes |
+# | `dist.broadcast(tensor, src=0)` | None; overwrites the tensor with rank 0's | yes |
 # | `model.buffers()` | an iterator | no |
 # | `tensor.detach()` | the same memory, not recorded by autograd | no |
 
 # %% [markdown]
 # ### Exercise 2.2 · Broadcast the state
 #
-# *Difficulty 1 of 5 · 5 minutes · target: every tensor of every rank equals rank 0's, to the bit*
+# *Difficulty 1 of 5 · 5 minutes · target: every tensor of every rank equals rank 0's, bit for bit*
 #
-# Write into the tensors that are there, because an optimizer may hold them already. In the check
-# each rank builds its model with a seed of its own.
+# Write into the existing tensors, because an optimizer may hold references to them. In the check each
+# rank builds its model with a different seed.
 
 # %%
 # Exercise 2.2: every rank gets rank 0's state
@@ -121,16 +127,15 @@ def broadcast_state(model):
 lab.check_broadcast_state(broadcast_state)
 
 # %% [markdown]
-# ## Average the gradients
+# ## All-reducing the gradients
 #
-# After backward each rank holds the gradient of its own share only: on 4 ranks, of a quarter of the
-# batch. One all-reduce per parameter and a division turn it into the mean over the batch. The checks
-# compare with the **reference**: a twin of the model that a single process trains on the whole
-# batch.
+# After backward each rank has only the gradient of its own share: on 4 ranks, of a quarter of the
+# batch. One all-reduce per parameter and a division give the mean over the batch. The checks compare
+# with the **reference**: the same model, trained by a single process on the full batch.
 #
 # | call | returns | blocks? |
 # |:--|:--|:--|
-# | `dist.all_reduce(tensor)` | None; writes the sum over ranks into the tensor | yes |
+# | `dist.all_reduce(tensor)` | None; overwrites the tensor with the sum over ranks | yes |
 # | `dist.get_world_size()` | N | no |
 
 # %% [markdown]
@@ -138,13 +143,13 @@ lab.check_broadcast_state(broadcast_state)
 #
 # *Difficulty 2 of 5 · 10 minutes · target: one all-reduce for each trainable parameter*
 #
-# A trap: where a rank did not use a parameter, `parameter.grad` is None. All ranks must call the
-# same collectives, so this rank takes part with zeros. Frozen parameters stay out.
+# If a rank did not use a parameter, its `parameter.grad` is None. But all ranks must call the same
+# collectives, so this rank contributes zeros. Skip frozen parameters.
 
 # %%
 # Exercise 2.3: after backward, every gradient becomes the mean over ranks
 def average_gradients(model):
-    """Communicates each trainable parameter's gradient once."""
+    """All-reduces each trainable parameter's gradient once."""
     ### BEGIN SOLUTION
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -160,27 +165,27 @@ lab.check_average_gradients(average_gradients)
 
 # %% [markdown]
 # Each strip shows the largest values of one gradient: red is negative, blue is positive. The small
-# model has a layer, `sometimes_unused`, that here only rank 0's share of the batch uses.
+# model has a layer, `sometimes_unused`, that only rank 0 uses here.
 
 # %%
 lab.show_gradients(average_gradients, ranks=3)
 
 # %% [markdown]
-# **Notice:** before, the strips of a row differ from rank to rank; after, they are equal. So the
-# optimizers of all ranks do the same step, and the copies stay equal although no parameter is ever
-# sent.
+# **Notice:** before averaging, the strips of a row differ from rank to rank. Afterwards they are
+# equal. So the optimizers of all ranks take the same step, and the copies stay equal although no
+# parameter is communicated.
 
 # %% [markdown]
-# ## A module that averages by itself
+# ## Gradient hooks
 #
-# The training loop should not change, so averaging must happen *inside* `loss.backward()`. A
+# The training loop should not change, so the averaging must happen *inside* `loss.backward()`. A
 # **hook** is a function that autograd calls.
 #
 # | call | what it does |
 # |:--|:--|
 # | `parameter.register_post_accumulate_grad_hook(f)` | from now on, autograd calls `f(parameter)` when that gradient is complete |
 #
-# `f` gets the *parameter*, reads and writes `parameter.grad`, and returns None:
+# `f` gets the *parameter*, may read and write `parameter.grad`, and returns None:
 
 # %%
 weight = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
@@ -188,16 +193,23 @@ weight.register_post_accumulate_grad_hook(lambda p: print("the hook sees", p.gra
 (3 * weight).sum().backward()
 
 # %% [markdown]
+# `lab.Wrapper` is a module that keeps a model as `self.module` and forwards every call to it:
+
+# %%
+wrapper = lab.Wrapper(torch.nn.Linear(2, 1))
+print(wrapper.module, wrapper(torch.ones(2)).shape)
+
+# %% [markdown]
 # ### Exercise 2.4 · The module averages
 #
 # *Difficulty 2 of 5 · 10 minutes · target: equal to the reference and to torch's DDP, step by step*
 #
-# `lab.Wrapper` keeps the model as `self.module` and passes every call on to it. In `__init__`, give
-# all ranks the same state, and register `self.average` as the hook of every trainable parameter. This
-# first version needs every rank to use every parameter; exercise 2.7 removes that limit.
+# In `__init__`, give all ranks the same state. Then register `self.average` as the hook of every
+# trainable parameter. This first version requires that every rank uses every parameter. Exercise 2.7
+# removes this limit.
 
 # %%
-# Exercise 2.4: the loop stays plain, the module averages
+# Exercise 2.4: the training loop does not change, the module averages
 class ManualDDP(lab.Wrapper):
     def __init__(self, module):
         super().__init__(module)
@@ -218,23 +230,21 @@ class ManualDDP(lab.Wrapper):
 lab.check_manual_ddp(ManualDDP)
 
 # %% [markdown]
-# ## Buckets
+# ## Gradient buckets
 #
 # Your module calls one all-reduce per gradient. Each call costs a fixed time, its **latency**: at
-# 0.1 ms, 100 calls cost 10 ms a step. So gradients are sent together, in **buckets** (torch's
-# cap is 25 MiB).
+# 0.1 ms, 100 calls cost 10 ms per step. So DDP sends gradients in **buckets** (torch's cap is 25 MiB).
 #
-# Backward reaches the last layer first. So a bucket that begins at the end of the model is
-# complete early. A bucket becomes one flat tensor, so all its parameters have one dtype.
+# Backward computes the last layer's gradients first. So a bucket with the model's last parameters is
+# complete early. A bucket becomes one flat tensor, so all its parameters have the same dtype.
 #
 # | call | returns |
 # |:--|:--|
 # | `parameter.numel()`, `parameter.element_size()` | elements; bytes of one element |
 
 # %% [markdown]
-# How large a bucket may be is part of the preset, which is printed at the top, above the bytes of
-# all gradients. How many all-reduces will a step take in such buckets? Guess, then write the function
-# that cuts them.
+# The preset, printed at the top, contains the cap of a bucket. Below it stand the bytes of all
+# gradients. How many all-reduces will a step call with such buckets?
 
 # %%
 # A guess, for exercise 2.5
@@ -244,17 +254,17 @@ my_guess = 6
 labs.guess("2.5", "all-reduces per step, in buckets", my_guess)
 
 # %% [markdown]
-# ### Exercise 2.5 · Cut the parameters into buckets
+# ### Exercise 2.5 · Assign parameters to buckets
 #
 # *Difficulty 3 of 5 · 15 minutes · target: as few buckets as the cap allows, the last layer first*
 #
 # `parameters` is what `model.parameters()` returns, an iterator. Return a list of lists.
 
 # %%
-# Exercise 2.5: cut the parameters into buckets
+# Exercise 2.5: assign parameters to buckets
 def make_buckets(parameters, cap_bytes):
     """Lists of trainable parameters, the last one first. A bucket is closed before it would
-    exceed cap_bytes; a parameter larger than that has one to itself."""
+    exceed cap_bytes; a parameter larger than that gets a bucket of its own."""
     buckets, size = [], 0
     ### BEGIN SOLUTION
     for parameter in reversed([p for p in parameters if p.requires_grad]):
@@ -268,40 +278,41 @@ def make_buckets(parameters, cap_bytes):
     ### END SOLUTION
     return buckets
 
+# %%
+lab.check_make_buckets(make_buckets)
+
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# Idea: keep one bucket open and remember its size in bytes. Each parameter either still fits into
-# it, or it begins the next bucket.
+# Idea: keep one open bucket and its size in bytes. Each parameter either still fits into it, or opens
+# the next bucket.
 #
 # Outline: make a list of the trainable parameters and go through it from its end. Before you append
-# a parameter, ask three things: is there an open bucket, would the sum stay within the cap, and is
-# the dtype the same? If one answer is no, open a bucket. Then append, then add up the bytes.
+# a parameter, ask three questions: is there an open bucket, would the sum stay within the cap, and is
+# the dtype the same? If one answer is no, open a new bucket. Then append the parameter and add its
+# bytes.
 #
 # </details>
-
-# %%
-lab.check_make_buckets(make_buckets)
 
 # %%
 lab.explore_buckets(make_buckets, PRESET)
 
 # %% [markdown]
-# **Notice:** move the cap. With a smaller one the first bucket is complete earlier; with a larger
-# one there are fewer calls. The last bucket holds what is left, so it is seldom full.
+# **Notice:** move the cap. With a smaller cap the first bucket is complete earlier. With a larger cap
+# there are fewer calls. The last bucket gets what is left, so it is seldom full.
 
 # %% [markdown]
-# ## One bucket is reduced
+# ## Asynchronous all-reduce
 #
-# After `dist.all_reduce(tensor)` backward stands still until the sum has arrived (with NCCL, the GPU
-# does). For 25 MiB on 8 ranks and a link of 25 GB/s that takes 1.8 ms. With `async_op=True` backward
-# goes on at once.
+# `dist.all_reduce(tensor)` blocks backward until the sum has arrived (with NCCL, it blocks the GPU's
+# stream). For 25 MiB on 8 ranks and a link of 25 GB/s this takes 1.8 ms. With `async_op=True` backward
+# continues at once.
 #
 # | call | returns | blocks? |
 # |:--|:--|:--|
-# | `dist.all_reduce(flat, async_op=True)` | a handle, while gloo or NCCL goes on working | no |
+# | `dist.all_reduce(flat, async_op=True)` | a handle, while gloo or NCCL communicates | no |
 # | `handle.wait()` | True, when `flat` holds the sum | yes |
-# | `flat.split([2, 3])` | pieces of 2 and 3 elements, in the same memory | no |
+# | `flat.split([2, 3])` | views of 2 and 3 elements, in the same memory | no |
 
 # %%
 flat = torch.cat([torch.zeros(2, 2).flatten(), torch.ones(3)])
@@ -309,35 +320,23 @@ first, second = flat.split([4, 3])
 print(flat, first.view(2, 2), second)
 
 # %% [markdown]
-# ### Exercise 2.6 · Send one bucket
+# ### Exercise 2.6 · All-reduce one bucket
 #
-# *Difficulty 3 of 5 · 15 minutes · target: one asynchronous all-reduce for the whole bucket*
+# *Difficulty 3 of 5 · 15 minutes · target: one asynchronous all-reduce per bucket*
 #
-# `start` copies a bucket's gradients into one flat tensor of their dtype and begins its all-reduce.
-# In place of a gradient that is None, zeros are sent. `finish` waits, and only then divides and
-# gives each parameter its piece.
+# `start` copies a bucket's gradients into one flat tensor of their dtype and starts its all-reduce.
+# In place of a gradient that is None it sends zeros. `finish` waits. Only then does it divide and
+# give each parameter its part of the flat tensor.
 
 # %%
-# Exercise 2.6: one all-reduce for a whole bucket
+# Exercise 2.6: one all-reduce for a bucket
 def start(bucket):
-    """Begins the all-reduce of the bucket's gradients; returns (flat, handle)."""
+    """Starts the all-reduce of the bucket's gradients; returns (flat, handle)."""
     ### BEGIN SOLUTION
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     return flat, dist.all_reduce(flat, async_op=True)
     ### END SOLUTION
-
-# %% [markdown]
-# <details><summary>Hint</summary>
-#
-# Idea: `finish` undoes what `start` did, in the same order.
-#
-# Outline of `start`: a list with each gradient, or zeros of the parameter's shape where it is None;
-# flatten each; put them one after the other with `torch.cat`; begin the all-reduce; return the flat
-# tensor and the handle. Outline of `finish`: wait; divide; split by the parameters' numbers of
-# elements; give each piece the parameter's shape and make it the parameter's gradient.
-#
-# </details>
 
 # %%
 # Exercise 2.6, second half
@@ -356,9 +355,21 @@ def finish(bucket, flat, handle):
 lab.check_bucket(start, finish)
 
 # %% [markdown]
-# `lab.BucketedWrapper` is a `lab.Wrapper` that also holds `self.buckets`, the list from exercise 2.5,
-# and calls `self.backward_done()` at the end of every backward. Here is the simplest use of your two
-# functions: everything is sent after backward, so nothing overlaps.
+# <details><summary>Hint</summary>
+#
+# Idea: `finish` undoes what `start` did, in the same order.
+#
+# Outline of `start`: make a list with each gradient, or with zeros of the parameter's shape if the
+# gradient is None; flatten each; join them with `torch.cat`; start the all-reduce; return the flat
+# tensor and the handle. Outline of `finish`: wait; divide; split by the parameters' numbers of
+# elements; give each piece the parameter's shape and make it the parameter's gradient.
+#
+# </details>
+
+# %% [markdown]
+# `lab.BucketedWrapper` is a `lab.Wrapper` with `self.buckets`, the list from exercise 2.5. It calls
+# `self.backward_done()` at the end of every backward. The next cell is the simplest use of your two
+# functions: it sends everything after backward, so nothing overlaps.
 
 # %%
 class BucketedDDP(lab.BucketedWrapper):
@@ -372,34 +383,50 @@ def bucketed(model, cap_bytes=PRESET.cap_bytes):
     return BucketedDDP(model, make_buckets(model.parameters(), cap_bytes))
 
 # %% [markdown]
-# ## Overlap
+# ## Second sitting · 105 minutes
 #
-# A 7B model has 14 GB of 16-bit gradients. On 8 ranks each sends 24.5 GB in a step; at 100 GB/s no
-# GPU computes for 0.25 seconds. But a bucket can leave as soon as its last gradient is ready, while
-# backward goes on.
+# | | |
+# |:--|:--|
+# | **Core** | 2.7 to 2.10, 2.12 |
+# | **Optional** | 2.11 |
+# | **In a new kernel** | run the first code cell, those of 2.2, 2.4, 2.5 and 2.6, and the cell above |
 #
-# | `lab.BucketedWrapper` calls or holds | when, what |
+# You will be able to:
+#
+# - overlap the all-reduce of buckets with backward;
+# - accumulate gradients over micro-batches without communication;
+# - find overlapped and exposed communication in a timeline;
+# - write a script with `DistributedDataParallel`, and start it with `torchrun`.
+
+# %% [markdown]
+# ## Overlapping communication with backward
+#
+# A 7B model has 14 GB of 16-bit gradients. On 8 ranks each sends 24.5 GB per step. At 100 GB/s every
+# GPU is idle for a quarter of a second. But a bucket can be sent when its last gradient is ready,
+# while backward continues.
+#
+# | `lab.BucketedWrapper` calls or has | when, what |
 # |:--|:--|
 # | `self.gradient_ready(parameter)` | when that gradient is complete |
 # | `self.backward_done()` | at the end of backward |
-# | `self.ready`, `self.started` | a set and a list for you; each backward begins with them empty |
+# | `self.ready`, `self.started` | a set and a list, empty when backward starts |
 
 # %% [markdown]
 # ### Exercise 2.7 · Start a bucket as soon as it is complete
 #
-# *Difficulty 4 of 5 · 25 minutes · target: each bucket leaves before the next gradient is ready*
+# *Difficulty 4 of 5 · 25 minutes · target: each bucket starts before the next gradient is ready*
 #
-# All ranks must start the buckets in the *same order*, also where a rank did not use some
-# parameter: bucket i leaves only after bucket i−1. A bucket that never becomes complete leaves in
+# All ranks must start the buckets in the *same order*, even if a rank did not use some parameter. So
+# bucket i starts only after bucket i−1. A bucket that never becomes complete starts in
 # `backward_done`.
 #
-# `parameter in bucket` would compare the tensors' numbers, so ask the set, which compares objects:
-# `self.ready.issuperset(bucket)`.
+# `parameter in bucket` would compare the tensors' numbers. Ask the set instead, which compares
+# objects: `self.ready.issuperset(bucket)`.
 
 # %%
 # Exercise 2.7: start a bucket as soon as it is complete
 class OverlappedDDP(lab.BucketedWrapper):
-    """self.ready (a set) and self.started (a list) are yours; each backward finds them empty."""
+    """self.ready (a set) and self.started (a list) are yours, and empty when backward starts."""
 
     def gradient_ready(self, parameter):
         ### BEGIN SOLUTION
@@ -419,24 +446,12 @@ class OverlappedDDP(lab.BucketedWrapper):
         ### END SOLUTION
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# The check compares gradients on 2, 3 and 4 ranks, also if only some ranks use a layer. It also looks
+# at the *order of events*. And it delays one rank: the others must compute all their gradients
+# without waiting for it.
 #
-# Idea: `len(self.started)` is the number of the next bucket whose turn it is.
-#
-# Outline of `gradient_ready`: remember the parameter. As long as the next bucket is complete, start
-# it and remember what `start` returned. One gradient can complete several buckets, if they waited
-# for an earlier one. Outline of `backward_done`: start the buckets that are left, in order; then
-# finish all, in order.
-#
-# </details>
-
-# %% [markdown]
-# The check compares numbers on 2, 3 and 4 ranks, also where only some ranks use a layer. It also
-# looks at the *order of events*. And it lets one rank begin backward late: the others must compute
-# all their gradients without waiting for it.
-#
-# On a CPU the picture after the check comes from a step on a *slow link*, which the section
-# "Measured" explains.
+# On a CPU, the picture after the check shows a step on a *slow link*. The section "Throughput and
+# exposed communication" explains it.
 
 # %%
 def overlapped(model, cap_bytes=PRESET.cap_bytes):
@@ -446,41 +461,51 @@ def overlapped(model, cap_bytes=PRESET.cap_bytes):
 
 lab.check_overlap(overlapped)
 
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Idea: `len(self.started)` is the index of the next bucket to start.
+#
+# Outline of `gradient_ready`: store the parameter. As long as the next bucket is complete, start it
+# and store what `start` returned. One gradient can complete several buckets, because later buckets
+# wait for earlier ones. Outline of `backward_done`: start the remaining buckets, in order; then finish
+# all buckets, in order.
+#
+# </details>
+
 # %%
 lab.show_in_flight(overlapped, PRESET)
 
 # %% [markdown]
-# **Notice:** each bucket leaves (black line) when the last of its gradients is ready (dots), while
-# backward computes. All share one link, so a bar includes the wait for the buckets before it. The
-# last bucket cannot leave earlier: it holds the embeddings. GPT-2's head is **tied** to them: one
-# weight, used first and last, with one gradient, which is complete when both uses have added to it.
+# **Notice:** each bucket starts (black line) when the last of its gradients is ready (dots), while
+# backward computes. All buckets share one link, so a bar includes the wait for earlier buckets.
+#
+# The last bucket cannot start earlier, because it contains the embeddings. GPT-2's head is **tied** to
+# them: one weight, used at the start and at the end of the model. Its gradient is complete when both
+# uses have added to it.
 
 # %% [markdown]
-# Does it train? The same model, batches and loop run on one rank with the whole batch, and on
-# several ranks with a share each. `labs.report(step=..., loss=...)` on rank 0 moves the bar.
+# Does it train? One rank trains the model on the full batch, and several ranks train it on a share
+# each, with the same batches and the same loop. `labs.report(step=..., loss=...)` on rank 0 updates
+# the progress bar.
 
 # %%
 lab.show_training(overlapped, PRESET)
 
 # %% [markdown]
-# **Notice:** the curves are the same line. The ranks add the numbers in another order, so the last
-# digits differ, and training lets such differences grow slowly; nothing else differs.
+# The curves are the same line. The ranks add the numbers in another order, so the last digits differ.
+# Training amplifies such differences slowly. Nothing else differs.
 
 # %% [markdown]
-# ## Accumulate without communicating
+# ## Gradient accumulation with `no_sync`
 #
-# A batch that does not fit into memory is split into micro-batches, whose gradients add up before
-# one step. Averaging after each of 4 would send every gradient 4 times: for 7B, 98 GB, not 24.5.
-# Inside `with module.no_sync():` backward only accumulates; the next backward outside averages the
-# sum.
+# A batch that does not fit into memory is split into micro-batches. Their gradients are accumulated
+# before one optimizer step. Averaging after each of 4 micro-batches would send every gradient 4 times:
+# for 7B, 98 GB instead of 24.5. Inside `with module.no_sync():` backward only accumulates. The next
+# backward outside the block averages the sum.
 #
-# `lab.BucketedWrapper` calls none of your methods while `self.synchronize` is False. With
-# `@contextlib.contextmanager`, what stands before `yield` runs on entering the block, what stands
-# after it on leaving.
-
-# %% [markdown]
-# With your buckets, how many all-reduces does one step with 4 micro-batches take if all but the last
-# backward are inside `no_sync`?
+# With your buckets, how many all-reduces does a step of 4 micro-batches call if all backwards except
+# the last are inside `no_sync`?
 
 # %%
 # A guess, for exercise 2.8
@@ -490,20 +515,22 @@ my_guess = 7
 labs.guess("2.8", "all-reduces per step of 4 micro-batches, with no_sync", my_guess)
 
 # %% [markdown]
-# ### Exercise 2.8 · no_sync
+# ### Exercise 2.8 · `no_sync`
 #
-# *Difficulty 2 of 5 · 10 minutes · target: no collective inside the block, on entering or leaving it*
+# *Difficulty 2 of 5 · 10 minutes · target: no collective inside the block, on entry or on exit*
 #
-# Two things are easily forgotten: the block can end by an exception, and a block can stand inside of
-# another.
+# While `self.synchronize` is False, `lab.BucketedWrapper` calls none of your methods. With
+# `@contextlib.contextmanager`, code before `yield` runs on entry, code after it on exit. The block may
+# exit through an exception, so the code after `yield` belongs into `finally`. Blocks may be nested, so
+# restore the flag's old value.
 
 # %%
 # Exercise 2.8: no_sync
 class AccumulatingDDP(OverlappedDDP):
     @contextlib.contextmanager
     def no_sync(self):
-        """Inside the block, backward accumulates and communicates nothing. However the block ends,
-        self.synchronize is afterwards what it was before."""
+        """Inside the block, backward accumulates and communicates nothing. After the block, however
+        it exits, self.synchronize has its old value."""
         ### BEGIN SOLUTION
         before, self.synchronize = self.synchronize, False
         try:
@@ -524,25 +551,26 @@ lab.check_no_sync(accumulating)
 lab.show_accumulation(accumulating, PRESET, parts=4)
 
 # %% [markdown]
-# *Question.* torch's DDP reads its flag in *forward*, yours in backward. A loop calls
-# `loss = module(**part).loss` before the `with` and only `loss.backward()` inside. What happens with
-# yours, and what with torch's?
+# *Question.* torch's DDP reads its flag in *forward*, your module in backward. A loop calls
+# `loss = module(**part).loss` before the `with` block, and only `loss.backward()` inside it. What
+# happens with your module, and what with torch's?
 #
 # <details><summary>Answer</summary>
 #
-# Yours communicates nothing. torch's has prepared its reduction in forward, so it all-reduces in
-# this backward, and `no_sync` saves nothing. With torch, forward belongs inside the block, too.
+# Your module communicates nothing. torch's DDP has prepared its reduction in forward, so it all-reduces
+# in this backward, and `no_sync` saves nothing. With torch, forward must be inside the block, too.
 #
 # </details>
 
 # %% [markdown]
-# ## The trap: unequal micro-batches
+# ## Unequal micro-batches
 #
 # `module(**part).loss` is a mean over the examples of that part only. With micro-batches of 3, 1 and
-# 2 examples, the plain mean of the losses lets the one example count three times as much as one of
-# the three. In October 2024 Hugging Face's `Trainer` was found to do this with tokens.
+# 2 examples, the plain mean of their losses weights the single example three times as much as each of
+# the three. In October 2024 Hugging Face's `Trainer` was found to
+# *[do this with tokens](https://huggingface.co/blog/gradient_accumulation)*.
 #
-# It is exercise 2.1 again, now with parts of one rank's batch. A part has `len(part["x"])` examples.
+# The right weights are those of exercise 2.1, now for the parts of one rank's batch.
 
 # %% [markdown]
 # ### Exercise 2.9 · Accumulate over unequal micro-batches
@@ -550,7 +578,13 @@ lab.show_accumulation(accumulating, PRESET, parts=4)
 # *Difficulty 3 of 5 · 15 minutes · target: the full batch's gradient, one synchronization, one
 # micro-batch in memory at a time*
 #
-# Each rank gets its own list; the sizes are the same on all ranks.
+# Each rank gets a list of its own. The sizes are the same on all ranks.
+#
+# | call | returns |
+# |:--|:--|
+# | `len(part["x"])` | the number of examples of a micro-batch |
+# | `module(**part).loss` | their mean loss |
+# | `contextlib.nullcontext()` | a context that does nothing, in place of `no_sync()` |
 
 # %%
 # Exercise 2.9: accumulate over unequal micro-batches, synchronize once
@@ -571,34 +605,68 @@ lab.check_accumulate(accumulate, accumulating)
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# Idea: only the last backward is outside of `no_sync`; everything else is the same for all parts.
+# Idea: only the last backward is outside of `no_sync`. Everything else is the same for all parts.
 #
-# Outline: add up the examples of all parts. For each part, choose its block: `module.no_sync()`, or
-# `contextlib.nullcontext()` for the last one. Inside it, run forward, multiply the loss by the
-# part's share of the examples, and run backward. A list of all losses would keep all activations in
-# memory.
+# Outline: add up the examples of all parts. For each part, choose its context: `module.no_sync()`, or
+# `contextlib.nullcontext()` for the last part. Inside it, run forward, multiply the loss by the part's
+# share of the examples, and run backward. Do not collect the losses in a list: it would keep all
+# activations in memory.
 #
 # </details>
 
 # %% [markdown]
-# **Notice:** the check gives all ranks the same sizes, so each rank counts 1/N, as your averaging
-# assumes. Where ranks have different numbers of examples, or of tokens, a part's weight is
-# `len(part["x"])` divided by the *mean over the ranks* of their examples. One more all-reduce, of a
-# single number, tells a rank that mean.
+# The check gives all ranks the same sizes. So each rank counts 1/N, as your averaging assumes. If ranks
+# have different numbers of examples or tokens, divide `len(part["x"])` by the *mean over the ranks* of
+# their numbers of examples. One more all-reduce, of a single number, computes this mean.
 
 # %% [markdown]
-# ## Measured
+# ## Throughput and exposed communication
 #
-# Four modules now train the same GPT-2 on the same data, in turns. On a CPU, gloo moves bytes
-# with the cores that compute, so hiding a call gains nothing. Therefore each rank gets a *slow
-# link*: a collective takes its latency and bytes / bandwidth of real time while the cores are free,
-# as on a GPU. A step's bytes take half of the time that it computes, each latency 1 % of it. GPUs use
-# their real link.
+# Four modules now train the same GPT-2 on the same data, in turns. On a CPU, gloo needs the cores that
+# compute, so overlap gains nothing. Therefore the lab gives each rank a **slow link**: a collective
+# takes latency + bytes / bandwidth of real time and leaves the cores free, as on a GPU. The bytes of a
+# step take half of its computing time, and each latency 1 % of it. GPUs use their real link.
 
 # %% [markdown]
-# First your guess: the throughput of your overlapped module, as a share of torch DDP's, for example
-# 0.8. `lab.torch_ddp` is torch's DDP with your cap. In each turn every module does one timed step and
-# one under the profiler. That takes up to a minute.
+# ### Exercise 2.10 · Compare with `DistributedDataParallel`
+#
+# *Difficulty 2 of 5 · 20 minutes · target: torch's DDP with your cap, the ratio for any step, and one
+# reason for each of two gains*
+#
+# torch's class takes the cap in MiB (2²⁰ bytes): `DistributedDataParallel(model, bucket_cap_mb=25)`.
+
+# %%
+# Exercise 2.10: torch's DDP with your cap
+def torch_ddp(model, cap_bytes=PRESET.cap_bytes):
+    """torch's DDP around the model, with buckets of cap_bytes."""
+    ### BEGIN SOLUTION
+    return DistributedDataParallel(model, bucket_cap_mb=cap_bytes / 2**20)
+    ### END SOLUTION
+
+# %% [markdown]
+# The ratio of communication to computing says how much there is to hide. It counts all communication,
+# overlapped or exposed. The seconds of a step are those of its phases: forward, backward, optimizer,
+# and **exposed** communication, in which the rank only waits.
+
+# %%
+# Exercise 2.10, continued: the ratio of communication to computing
+def communication_ratio(communication, phases):
+    """communication: seconds in which a collective is in flight in a step; phases: the step's
+    seconds, as in {"forward": 0.2, "backward": 0.4, "exposed": 0.1, "optimizer": 0.1}."""
+    ### BEGIN SOLUTION
+    computing = sum(phases.values()) - phases["exposed"]
+    return communication / computing
+    ### END SOLUTION
+
+
+# %%
+lab.check_measurement(torch_ddp, communication_ratio)
+
+# %% [markdown]
+# First guess: the throughput of your overlapped module, as a share of torch DDP's, for example 0.8.
+#
+# In each turn every module takes one timed step and one under the profiler. The comparison takes up to
+# a minute.
 
 # %%
 # A guess, for exercise 2.10
@@ -607,28 +675,22 @@ my_guess = 0.9
 ### END SOLUTION
 labs.guess("2.10", "overlapped, as a share of torch DDP's throughput", my_guess)
 
-# %% [markdown]
-# ### Exercise 2.10 · Read the measurement
-#
-# *Difficulty 2 of 5 · 15 minutes · target: one reason for each of the two gains in throughput*
-#
-# The first gain is from one call per parameter to buckets, the second from buckets to overlap. The
-# cell below measures both. Write your two reasons into the cell after it, from what it prints: the
-# pictures that follow show whether they hold.
-
 # %%
-# Exercise 2.10: nothing to write, only to read
 variants = {
     "one call per parameter": ManualDDP,
     "bucketed, after backward": bucketed,
     "bucketed, overlapped": overlapped,
-    "torch DDP": lambda model: lab.torch_ddp(model, PRESET.cap_bytes),
+    "torch DDP": torch_ddp,
 }
 compared = lab.compare(variants, PRESET)
 compared
 
+# %% [markdown]
+# The first speed-up comes from bucketing, the second from overlapping. Write down why, from what the
+# cell has printed. The pictures below show whether your reasons hold.
+
 # %%
-# Exercise 2.10: your two reasons, a sentence each, in quotes; no check reads them
+# Exercise 2.10, continued: your two reasons, a sentence each, in quotes; no check reads them
 ### BEGIN SOLUTION
 why_buckets = "As many bytes in fewer calls: a step pays fewer latencies."
 why_overlap = "Buckets are in flight while backward computes, so a rank waits less."
@@ -641,61 +703,68 @@ lab.show_calls(compared)
 lab.show_bytes(compared)
 
 # %% [markdown]
-# **Notice:** buckets change the number of calls, never the bytes: every gradient goes through one
-# all-reduce, 4 bytes for each of Ψ parameters. (The "2Ψ" above counts elements on the link: an
-# all-reduce sends its Ψ elements twice.) With one preset, calls and bytes are the same on every
-# machine. torch closes a bucket *after* its size has reached the cap, yours closes *before* it would
-# exceed the cap, so the counts can differ.
+# **Notice:** buckets change the number of calls, never the bytes. Every gradient is all-reduced once,
+# 4 bytes for each of Ψ parameters. (The "2Ψ" above counts elements on the link: an all-reduce sends its
+# Ψ elements twice.)
+#
+# With one preset, calls and bytes are the same on every machine. torch closes a bucket *after* its size
+# has reached the cap, your function *before* it would exceed the cap. So the counts can differ.
 
 # %%
 lab.show_timelines(compared, "bucketed, after backward", "bucketed, overlapped")
 
 # %% [markdown]
-# **Notice:** both steps send the same buckets over the same link. After backward they are **exposed**
-# (hatched): the rank only waits. Overlapped, the first ones are in flight while backward computes, so
-# over all ranks less is exposed. The end stays exposed, because the last bucket cannot leave before
-# the last gradient is ready. An all-reduce also waits for the slower rank, so its length varies. Thin
-# strips of backward between the bars are your `finish`.
+# **Notice:** both steps send the same buckets over the same link. After backward they are exposed
+# (hatched). Overlapped, the first buckets are in flight while backward computes, so less is exposed
+# over all ranks.
+#
+# The end stays exposed, because the last bucket cannot start before the last gradient is ready. An
+# all-reduce also waits for the slower rank, so its length varies. The thin strips of backward between
+# the bars are your `finish`.
 
 # %%
-lab.show_phases(compared)
+lab.show_phases(compared, communication_ratio)
 
 # %% [markdown]
-# **Notice:** compare the hatched parts. One call per parameter pays a latency for each; buckets pay
-# few; overlap hides a part of what is left. "communication / computing" counts all communication,
-# overlapped or exposed: above 1, some is exposed however well it overlaps. Both pictures show the
-# recorded step nearest to the median of the steps below. If it differs from that by over a third,
-# nothing is drawn, because it would contradict the throughput.
+# **Notice:** compare the hatched parts. One call per parameter pays a latency for each parameter. Buckets
+# pay few. Overlap hides a part of what is left. If your ratio is above 1, some communication is exposed
+# however well it overlaps.
+#
+# Both pictures show the recorded step that is nearest to the median of the steps below. If it differs
+# from the median by more than a third, nothing is drawn, because it would contradict the throughput.
 
 # %%
 lab.show_throughput(compared)
 
 # %% [markdown]
-# **Notice:** from one call per parameter to buckets, and from buckets to overlap, throughput grows:
-# fewer latencies, then less waiting. Are these your two reasons? With overlap your few lines come
-# close to torch's DDP, which does the same in C++. How much each change gains depends on the link:
-# with a faster one, all four come closer together. On a busy laptop the last two can change places.
+# **Notice:** throughput grows from one call per parameter to buckets, and from buckets to overlap. Are
+# these your two reasons? With overlap, your few lines come close to torch's DDP, which does the same in
+# C++.
+#
+# The gains depend on the link. With a faster link all four modules come closer together. On a busy
+# laptop the last two can swap places.
 
 # %% [markdown]
-# ## Optional: buckets in the order of the gradients
+# ## Optional: rebuilding buckets in gradient order
 #
 # Your buckets follow the order in which layers are *registered*, from the end. But a model may
-# register its layers in any order. Below, `overlapped` trains one small model twice: each bucket
-# waits for those before it, so one late bucket at the front keeps all others back.
+# register its layers in any order. The next cell trains one small model twice with `overlapped`. Each
+# bucket waits for earlier ones, so one late bucket at the front delays all others.
 
 # %%
 lab.show_starts(overlapped)
 
 # %% [markdown]
-# torch's DDP learns the order: in the first backward it notes when each gradient becomes ready,
-# rank 0 broadcasts its list, and all ranks cut new buckets by it. Without `find_unused_parameters`,
-# that first backward has a single bucket with all gradients, so in step 1 nothing overlaps. Later,
-# with torch's default cap, the first bucket closes at 1 MiB already, and so leaves early; the others
-# close at 25 MiB. With a cap of your own, all have yours.
+# torch's DDP learns the order. In the first backward it records when each gradient becomes ready. Rank
+# 0 broadcasts its list, and all ranks rebuild their buckets by it.
+#
+# Without `find_unused_parameters`, the first backward has a single bucket with all gradients, so nothing
+# overlaps in step 1. Later, with torch's default cap, the first bucket closes at 1 MiB and so starts
+# early. The others close at 25 MiB. If you pass a cap, it applies to all buckets.
 
 # %% [markdown]
-# Build this now without `lab.Wrapper` and `lab.BucketedWrapper`; your functions of 2.2, 2.5 and 2.6
-# may stay. To notice the end of backward, torch's DDP uses a private callback of autograd's engine:
+# Build this without `lab.Wrapper` and `lab.BucketedWrapper`. You may keep your functions of 2.2, 2.5
+# and 2.6. To notice the end of backward, torch's DDP uses a private callback of autograd's engine:
 #
 # | call, inside a hook | what it does |
 # |:--|:--|
@@ -711,18 +780,18 @@ def hook(parameter):
     after_backward(lambda: print("backward is over"))
 
 
-weight = torch.nn.Parameter(torch.ones(2))
-weight.register_post_accumulate_grad_hook(hook)
-weight.sum().backward()
+ones = torch.nn.Parameter(torch.ones(2))
+ones.register_post_accumulate_grad_hook(hook)
+ones.sum().backward()
 
 # %% [markdown]
-# ### Exercise 2.11 · Buckets in the order of the gradients
+# ### Exercise 2.11 · Rebuild buckets in gradient order
 #
 # *Difficulty 5 of 5 · 45 minutes · target: in both rows of the table all buckets but one, from step 2*
 #
-# The names are a proposal; the check only calls `ReadyOrderDDP(module, cap_bytes)`. Ranks may get
-# their gradients ready in different orders, and rank 0 may not use some parameter in the first step.
-# Both must still give one order for all.
+# You may choose other names: the check only calls `ReadyOrderDDP(module, cap_bytes)`. Gradients may
+# become ready in a different order on each rank, and rank 0 may not use some parameter in the first
+# step. In both cases all ranks must agree on one order.
 
 # %%
 # Exercise 2.11: one order for all ranks
@@ -789,14 +858,14 @@ lab.check_ready_order(ReadyOrderDDP)
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# Idea: it is exercise 2.7 with a list in place of the set, because a list keeps the order, and with
-# one step more at the end of the first backward.
+# Idea: it is exercise 2.7 with a list instead of the set, because a list keeps the order, and with one
+# more step at the end of the first backward.
 #
-# Outline: the first gradient of each backward queues the callback. The callback starts the buckets
-# that are left and finishes all. Only then, and only once, agree on the order and cut new buckets;
-# `make_buckets` goes through its list from the end. Tensors cannot be broadcast as parameters, but
-# their numbers in `module.parameters()` can: these are the same on all ranks. A parameter that rank 0
-# did not use needs a place, too. Forget what belonged to this backward.
+# Outline: the first gradient of each backward queues the callback. The callback starts the remaining
+# buckets and finishes all. Then, only in the first backward, all ranks agree on the order and rebuild
+# the buckets. `make_buckets` goes through its list from the end. Do not broadcast parameters:
+# broadcast their indices in `module.parameters()`, which are the same on all ranks. A parameter that
+# rank 0 did not use needs a position, too. At the end, clear the state of this backward.
 #
 # </details>
 
@@ -804,26 +873,27 @@ lab.check_ready_order(ReadyOrderDDP)
 lab.show_starts(ReadyOrderDDP)
 
 # %% [markdown]
-# **Notice:** compare the lower row with the one above the exercise. Step 1 is as before, since the
-# order is only being learned. From step 2 on it does not matter any more how a model registers its
-# layers. The order is agreed on once: in a later step with another order, some buckets leave later,
-# but the numbers stay right.
-
-# %% [markdown]
-# ## A script of your own
+# Compare the lower row with the one above the exercise. Step 1 is the same, because the module is still
+# learning the order. From step 2 on, the order in which a model registers its layers has no effect.
 #
-# The module that everybody uses is `torch.nn.parallel.DistributedDataParallel`. Around it stands what
-# `launch` has done for you so far: `torchrun` starts the same file once for each rank, and says in
-# environment variables who is who. So a job is a file, and needs nothing of this workbook.
+# The ranks agree on the order only once. If a later step has another order, some buckets start later,
+# but the gradients are still right.
 
 # %% [markdown]
-# | In your file | is |
+# ## A training script for `torchrun`
+#
+# So far `launch` has started the ranks and joined them in a process group. In a script, `torchrun` starts
+# the same file once for each rank, and describes the group in environment variables. A job is then a
+# file that needs nothing of this workbook.
+
+# %% [markdown]
+# | in your file | is |
 # |:--|:--|
-# | `dist.init_process_group(backend)` | joins: `None` means NCCL for GPUs' tensors and gloo for CPUs' |
-# | `os.environ["LOCAL_RANK"]`, `["LOCAL_WORLD_SIZE"]` | this rank among those of its machine, and their number |
-# | `DistributedSampler(data, seed=…)` | a rank's part of the indices, in another order after `set_epoch(epoch)` |
+# | `dist.init_process_group(backend)` | joins the process group; `None` means NCCL for GPU tensors and gloo for CPU tensors |
+# | `os.environ["LOCAL_RANK"]`, `["LOCAL_WORLD_SIZE"]` | this rank's number on its machine, and the number of ranks there |
+# | `DistributedSampler(data, seed=…)` | a rank's part of the indices; `set_epoch(epoch)` changes their order |
 # | `DataLoader(data, batch_size=…, sampler=…)` | the rank's batches |
-# | `DistributedDataParallel(model)` | all of this notebook; the model itself is its attribute `module` |
+# | `DistributedDataParallel(model)` | the module of this notebook; its attribute `module` is the model |
 
 # %% [markdown]
 # ### Exercise 2.12 · `ddp.py`
@@ -831,58 +901,58 @@ lab.show_starts(ReadyOrderDDP)
 # *Difficulty 3 of 5 · 25 minutes · target: gradients and parameters as one process has them, on 2 and 3
 # ranks; a file that a GPT-2 without DDP can load*
 #
-# The next cell writes the file `ddp.py`. Fill in its two gaps. The loss is the cross entropy of each
-# place's logits with the token after it. Rank 0 prints a line for each epoch, and at the end saves the
+# The next cell writes the file `ddp.py`. Fill in its two gaps. The loss is the cross-entropy of each
+# position's logits with the next token. Rank 0 prints a line for each epoch, and finally saves the
 # model's state dict with `torch.save` to `options.checkpoint`.
 
 # %%
 lab.write_script("ddp.py")
 
-# %% [markdown]
-# <details><summary>Hint</summary>
-#
-# First gap: NCCL wants a GPU for each rank. Are there fewer (`torch.accelerator.device_count()`) than
-# ranks on this machine, gloo works. With GPUs, `torch.accelerator.set_device_index` chooses one.
-#
-# Second gap: sampler, loader, wrapper, optimizer; then two loops. What must change from epoch to epoch?
-# Which ranks may print, and which writes? And whose state dict has the names of a GPT-2: the wrapper's,
-# or the model's?
-#
-# </details>
-
 # %%
 lab.check_ddp("ddp.py")
 
 # %% [markdown]
-# The check runs your file on ranks that it forks. In a terminal you would type the line that the next
-# cell prints; `lab.torchrun` types it for you.
+# <details><summary>Hint</summary>
+#
+# First gap: NCCL needs a GPU for each rank. If there are fewer (`torch.accelerator.device_count()`)
+# than ranks on this machine, use gloo. With GPUs, `torch.accelerator.set_device_index` selects one.
+#
+# Second gap: create sampler, loader, wrapper and optimizer; then write two loops. What must change from
+# epoch to epoch? Which ranks may print, and which rank writes? Whose state dict has the names of a
+# GPT-2: the wrapper's, or the model's?
+#
+# </details>
+
+# %% [markdown]
+# The check runs your file on ranks that it forks. The next cell runs the command that you would type in
+# a terminal, and prints it.
 
 # %%
 lab.torchrun("ddp.py", "--epochs", 2, ranks=2)
 
 # %% [markdown]
-# **Notice:** two processes, one line for each epoch, one file. Whoever loads it needs no process group.
-# The printed loss is rank 0's last batch; notebook 06 reports the mean over all ranks.
+# Two processes print one line for each epoch and write one file. To load that file you need no process
+# group. The printed loss is that of rank 0's last batch. Notebook 06 reports the mean over all ranks.
 
 # %% [markdown]
 # ## I can …
 #
-# - write a training script with DistributedDataParallel, and start it with torchrun
 # - derive the weights for shards of unequal size
 # - name three kinds of state that must be broadcast
-# - weight unequal micro-batches, and synchronize them once
 # - explain why every rank must start its buckets in the same order
-# - find the exposed communication in a timeline
+# - weight unequal micro-batches, and synchronize them once
+# - find the exposed communication in a timeline, and compute the communication / computing ratio
+# - write a training script with DistributedDataParallel, and start it with torchrun
 
 # %% [markdown]
 # ## How it usually goes wrong
 #
-# - **A sum where a mean was meant**: it trains, with gradients N times too large.
-# - **Buffers forgotten**: the copies agree in every parameter, and still compute different losses.
-# - **A parameter unused on one rank**: the others wait for it in an all-reduce.
-# - **The last, half-full bucket forgotten**: the first layers train on their own shard.
-# - **Waiting right after starting**: correct, and nothing overlaps.
-# - **Unequal parts averaged plainly**: it trains, on another loss.
+# - **A sum instead of a mean**: the model trains, with gradients N times too large.
+# - **Buffers not broadcast**: the copies agree in every parameter, but compute different losses.
+# - **A parameter unused on one rank**: the other ranks wait for it in an all-reduce.
+# - **The last bucket not sent**: the first layers train on their own shard.
+# - **Waiting after each start**: correct, but nothing overlaps.
+# - **Unequal parts averaged plainly**: it trains, on a different loss.
 
 # %% [markdown]
 # ## What to read
@@ -902,5 +972,5 @@ lab.torchrun("ddp.py", "--epochs", 2, ranks=2)
 # %% [markdown]
 # ## What comes next
 #
-# Notebook **03 ZeRO stages**: every rank still holds all parameters, gradients and optimizer
-# state. Must it?
+# Notebook **03 ZeRO stages**: every rank still holds all parameters, gradients and optimizer state. Is
+# this necessary?

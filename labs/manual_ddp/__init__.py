@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from labs.manual_ddp.ddp import check_ddp
     from labs.manual_ddp.make_buckets import check_make_buckets, explore_buckets
     from labs.manual_ddp.manual_ddp import check_manual_ddp
+    from labs.manual_ddp.measurement import check_measurement
     from labs.manual_ddp.no_sync import check_no_sync, show_accumulation
     from labs.manual_ddp.overlap import check_overlap, show_in_flight, show_training
     from labs.manual_ddp.ready_order import check_ready_order, show_starts
@@ -32,6 +33,5 @@ if TYPE_CHECKING:
         show_timelines,
     )
     from labs.training.presets import preset
-    from labs.training.strategies.torch_strategies import torch_ddp
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__)

@@ -32,11 +32,11 @@ API_HINTS = {
     "'NoneType' and 'int'": "Is it the gradient that is None, because this rank did not use the "
                             "parameter, or the result of a collective, which returns None?",
     "'NoneType' object has no attribute": "A gradient is None where this rank did not use the "
-                                          "parameter: zeros are sent instead.",
+                                          "parameter: it sends zeros instead.",
     "expected Tensor as element": "A gradient is None where this rank did not use the parameter: "
-                                  "zeros are sent instead.",
+                                  "it sends zeros instead.",
     "calls all_reduce of None": "A gradient is None where this rank did not use the parameter: "
-                                "zeros are sent instead.",
+                                "it sends zeros instead.",
     "attempting to assign a gradient of size": "Give each piece its parameter's shape back, as in "
                                                "piece.view_as(parameter).",
     "assigned grad has data of a different type": "The flat tensor has the bucket's dtype.",

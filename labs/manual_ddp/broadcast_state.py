@@ -47,7 +47,7 @@ def _judge_the_rest(model, make, parameters, traffic):
     nbytes = sum(tensor.numel() * tensor.element_size() for tensor in _state(fresh).values())
     if traffic.bytes < nbytes:
         raise Wrong(f"only {traffic.bytes:,} bytes were communicated; the state has {nbytes:,}",
-                    "Rank 0's state must be sent: it need not come from a seed.",
+                    "Rank 0 must send its state: it need not come from a seed.",
                     code="too_little_sent")
     for name, parameter in fresh.named_parameters():
         # a switch that was moved to write in place, and not put back
@@ -61,7 +61,7 @@ def _judge_values(model, make: Callable[..., nn.Module], traffic):
     # a new seed on every rank would give equal models without any communication
     if not traffic.calls:
         raise Wrong("nothing was communicated: rank 0's state stayed where it was",
-                    "It must be sent to every rank.", code="nothing_sent")
+                    "Send it to every rank.", code="nothing_sent")
     got, want, before = map(_state, (model, make(seed=0), make(seed=rank)))
     # all state counts: also frozen parameters, which no optimizer touches, and buffers, also those
     # that state_dict() leaves out

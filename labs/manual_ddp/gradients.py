@@ -160,7 +160,7 @@ def judge_bytes(calls: Sequence[CollectiveCall], model) -> None:
                     code="too_much_sent")
     if sent < want:
         raise Wrong(f"{who}; its gradients have {want:,} bytes",
-                    "Every trainable parameter's gradient must be sent.", code="too_little_sent")
+                    "Send every trainable parameter's gradient.", code="too_little_sent")
 
 
 def _padding(calls, model) -> int:

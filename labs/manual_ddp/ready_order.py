@@ -174,7 +174,7 @@ def _judge_bytes(recorded, calls, when):
     sent, want = sum(call.bytes for call in calls), gradient_bytes(recorded.model)
     if sent > want:
         raise Wrong(f"{when}, rank {dist.get_rank()} sent {sent:,} bytes; its gradients have "
-                    f"{want:,}", "Each gradient is sent in one bucket, once. Is the callback "
+                    f"{want:,}", "Each gradient is sent once, in one bucket. Is the callback "
                     "queued once in each backward?", code="too_much_sent")
     # a parameter that was not ready in the first backward must have its place in the new buckets
     late = [name for name in recorded.elements if name not in recorded.order]

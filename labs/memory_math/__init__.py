@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         show_recipes,
     )
     from labs.memory_math.explorer import explore_memory, show_scaling
+    from labs.memory_math.fewest_ranks import check_fewest_ranks
     from labs.memory_math.parameters import (
         check_parameters,
         show_block,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
         show_rank_states,
         show_unexplained_bytes,
     )
+    from labs.memory_math.recipes_behind import check_recipes_behind
     from labs.memory_math.scaffold import measure_checkpointing, measure_ranks, model_sizes
     from labs.memory_math.step_flops import (
         check_step_flops,

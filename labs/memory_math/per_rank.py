@@ -1,4 +1,4 @@
-"""Exercise 1.3: bytes of one rank under ZeRO, and the fewest ranks that leave room for them."""
+"""Exercise 1.3: bytes of one rank under ZeRO."""
 
 import math
 
@@ -6,12 +6,11 @@ from labs.checks.generator import new_generator
 from labs.checks.guesses import guessed
 from labs.checks.numbers import (
     Cause,
-    as_number,
     judge_number,
     require_numbers,
     require_signature,
 )
-from labs.checks.verdicts import Wrong, check, kind_of, print_in_script, shows
+from labs.checks.verdicts import check, print_in_script, shows
 from labs.memory_math.bytes_per_parameter import states_of
 from labs.memory_math.scaffold import STATES, TABLE_HINT
 from labs.pictures.memory import MemoryRow, memory_bars
@@ -31,11 +30,9 @@ def states_per_rank(count: float, recipe: tuple, stage: int, ranks: int) -> list
 
 
 @check("1.3", hints=TABLE_HINT)
-def check_per_rank(per_rank, fewest_ranks):
-    """Three numbers for every stage: the paper's figure 1, 70B on 8 ranks, and random sizes; and
-    the fewest ranks whose share fits, or None where no number of ranks is enough."""
+def check_per_rank(per_rank):
+    """Three numbers for every stage: the paper's figure 1, 70B on 8 ranks, and random sizes."""
     require_signature(per_rank, ("count", "recipe", "stage", "ranks"))
-    require_signature(fewest_ranks, ("count", "recipe", "stage", "room"))
     for name, count, recipe, ranks in _jobs():
         for stage in (0, 1, 2, 3):
             what = f"{name}, stage {stage}"
@@ -46,11 +43,7 @@ def check_per_rank(per_rank, fewest_ranks):
                 causes = _causes(want, count * size, ranks, f"missing: {totals}")
                 judge_number(got / GB, want / GB, causes, f"{what}: {state}", "GB per rank",
                              "count times bytes; divided by N, or not.")
-    for name, *job in _rooms():
-        for stage in (0, 1, 2, 3):
-            _judge_fewest(fewest_ranks(*job[:2], stage, job[2]), *job[:2], stage, job[2], name)
-    return ("stages 0 to 3 for the paper's figure 1, for 70B on 8 ranks and for random sizes; "
-            "ZeRO-2 never brings 70B below 140 GB, ZeRO-3 needs 11 ranks of 80 GB")
+    return "stages 0 to 3 for the paper's figure 1, for 70B on 8 ranks and for random sizes"
 
 
 def _jobs() -> list[tuple]:
@@ -59,88 +52,20 @@ def _jobs() -> list[tuple]:
     recipe, ranks = tuple(rng.sample(range(1, 20), 3)), rng.randint(20, 99)
     count = ranks * rng.randint(10**4, 10**7) + 1  # not divisible, which rejects //
     return [("70B on 8 ranks", 70e9, (2, 2, 8), 8), ("7.5B on 64 ranks", 7.5e9, (2, 2, 12), 64),
-            ("a job drawn at random", count, recipe, ranks)]
-
-
-def _rooms() -> list[tuple]:
-    """(name, parameters, recipe, bytes of room on a rank). In the second, ranks divide the states
-    so that they fill the room exactly; in the third, what is not divided does."""
-    rng = new_generator()
-    recipe = tuple(rng.sample(range(1, 20), 3))
-    return [("70B, 80 GB of room", 70e9, (2, 2, 8), 80e9),
-            ("1B, 5 GB of room", 10**9, (2, 2, 12), 5 * 10**9),
-            ("2B, 4 GB of room", 2 * 10**9, (2, 2, 8), 4 * 10**9),
-            ("10B, 170 GB of room", 10**10, (2, 2, 12), 170 * 10**9),
-            ("a job drawn at random", rng.randint(10**9, 10**11), recipe,
-             rng.randint(10**9, 10**12))]
-
-
-def divided_sizes(recipe: tuple, stage: int) -> list[float]:
-    """Bytes per parameter of what a stage divides among the ranks."""
-    return [size for size, first in zip(recipe, (3, 2, 1), strict=True) if stage >= first]
-
-
-def fewest(count: int, recipe: tuple, stage: int, room: float) -> int | None:
-    """The fewest ranks on which the states of one take at most `room` bytes; None if no number
-    does."""
-    divided = count * sum(divided_sizes(recipe, stage))
-    # Bytes of the room that are left for a rank's share of what is divided.
-    left = room - (count * sum(recipe) - divided)
-    # The room must hold what the stage does not divide, and something of what it divides.
-    if left < 0 or (divided and not left):
-        return None
-    return max(1, math.ceil(divided / left)) if divided else 1
-
-
-def _judge_fewest(got, count, recipe, stage, room, name):
-    what = f"{name}, stage {stage}: fewest ranks"
-    right = fewest(count, recipe, stage, room)
-    # Where the unsharded part fills the room, more ranks do not help: catches a formula
-    # that divides everything, and one that returns a negative number.
-    if right is None:
-        if got is not None:
-            raise Wrong(f"{what}: it returned {_said(got)}, but on any number of ranks a rank "
-                        "holds more than that", "What the stage does not divide stays on every "
-                        "rank. Return None where it fills the room.", code="impossible_room")
-        return
-    if got is None:
-        raise Wrong(f"{what}: it returned None, but {right} ranks are enough",
-                    "`at most` the room: equal counts as fitting.", code="nothing_returned")
-    # Bytes of the states on all ranks together.
-    whole = count * sum(recipe)
-    left = room - whole + sum(divided_sizes(recipe, stage)) * count
-    causes = [Cause("one_rank_too_few", right - 1,
-                    "on so many ranks the states take more than the room",
-                    "Round up: a part of a rank is a rank."),
-              Cause("equal_does_not_fit", right + 1,
-                    f"{right} are enough, they take at most the room", "Equal fits."),
-              Cause("everything_divided", math.ceil(whole / room),
-                    "as if the stage divided everything",
-                    "First subtract what every rank keeps whole."),
-              Cause("everything_divided", whole / room,
-                    "as if the stage divided everything", "Ranks are whole numbers: round up."),
-              Cause("undivided_part_twice", math.ceil(whole / left) if left else 0,
-                    "what every rank keeps is in both places",
-                    "Divide only what the stage divides.")]
-    judge_number(got, right, causes, what, hint="What a rank keeps whole, and a share of the rest.")
-
-
-def _said(got) -> str:
-    number = as_number(got)
-    return kind_of(got) if number is None else f"{number:,.6g}"
+            ("a random job", count, recipe, ranks)]
 
 
 def _causes(want, whole, ranks, missing) -> list[Cause]:
     """In GB. whole: bytes on all ranks together."""
-    rule = "Stage 1 divides the optimizer state alone, 2 the gradients too, 3 the parameters too."
+    rule = "Stage 1 shards the optimizer state alone, 2 the gradients too, 3 the parameters too."
     less, more = math.floor(want) / GB, math.ceil(want) / GB
     rounded = "off by less than a byte", "Divide with /: // drops the rest."
     return [Cause("nothing_counted", 0, missing,
-                  "A rank keeps its share of what is divided: 1/N of it, not nothing."),
+                  "A rank keeps its shard: 1/N of the tensor, not nothing."),
             Cause("rounded", less, *rounded), Cause("rounded", more, *rounded),
-            Cause("not_divided", whole / GB, "not divided", rule),
+            Cause("not_divided", whole / GB, "not sharded", rule),
             Cause("divided_though_stage_keeps", whole / ranks / GB,
-                  "divided, though this stage keeps it whole", rule)]
+                  "sharded, though this stage replicates it", rule)]
 
 
 def _gb(nbytes) -> str:

@@ -61,7 +61,7 @@ def _judge_category(name, got, held):
     if abs(got - real) <= spare and (name != "optimizer state" or got <= real):
         return
     judge_number(got, real, _causes(name, held), f"{held.name}, {name}", "bytes",
-                 "fp32 and AdamW: 4 + 4 + 8 bytes per parameter; who divides, and who copies?",
+                 "fp32 and AdamW: 4 + 4 + 8 bytes per parameter; which are sharded?",
                  source="a rank holds")
 
 
@@ -75,9 +75,9 @@ def _causes(name, held) -> list[Cause]:
                   "buffers": "DDP copies all gradients into its buckets.",
                   "optimizer state": "AdamW keeps two moments.",
                   "gradients": "Backward leaves one number for each parameter."}.get(name, "")),
-        Cause("no_such_copy", whole, "there is no such copy here" if buffers else "not divided",
-              "FSDP divides parameters, gradients and optimizer state; only DDP has buckets."),
-        Cause("divided_ranks", whole / ranks, "divided by the ranks, and DDP divides nothing",
+        Cause("no_such_copy", whole, "there is no such copy here" if buffers else "not sharded",
+              "FSDP shards parameters, gradients and optimizer state; only DDP has buckets."),
+        Cause("divided_ranks", whole / ranks, "divided by the ranks, and DDP shards nothing",
               "DDP copies the model."),
         Cause("counted_in_elements", count, "counted in elements", "4 bytes each."),
         *([Cause("one_moment", 4 * count, "AdamW keeps two moments", "8 bytes.")] if state else []),
@@ -154,7 +154,7 @@ def show_other_memory() -> Table:
     """A table of what the notebook's formulas do not count, and which of three numbers show it."""
     named = {name: f"{size / GiB:.3g} GiB" for name, size in hardware.overheads(ranks=2).items()}
     rows = [("DDP's buckets", "a copy of all gradients", "yes", "yes", "yes"),
-            ("gathered parameters", "of one block, temporarily two", "yes", "yes", "yes"),
+            ("gathered parameters", "of one block, temporarily of two", "yes", "yes", "yes"),
             ("cuBLAS workspace", named["cuBLAS"], "yes", "yes", "yes"),
             # kMinBlockSize in c10/cuda/CUDACachingAllocator.cpp
             ("rounding", "each tensor to 512 bytes", "yes", "yes", "yes"),

@@ -86,7 +86,7 @@ def show_checkpointing_cost(cost: CheckpointingCost, step_flops) -> Picture:
         return step_flops(blocks, last, head, 1, True) / step_flops(blocks, last, head, 1, False)
 
     guess, flops = guessed("1.5"), cost.flops
-    rows = [Bar("blocks whole again", flops[2] / flops[0], formula(0), guess, palette.PLAIN),
+    rows = [Bar("blocks recomputed in full", flops[2] / flops[0], formula(0), guess, palette.PLAIN),
             Bar("as torch does it", flops[1] / flops[0], formula(last), guess, palette.PLAIN),
             Bar(f"time on this {'CPU' if cost.device == 'cpu' else 'GPU'}",
                 cost.seconds[1] / cost.seconds[0], colour=palette.MUTED)]

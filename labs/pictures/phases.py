@@ -1,5 +1,6 @@
 """Where the time of a step goes, as stacked bars: computing by phase, and exposed communication."""
 
+from collections.abc import Callable
 from statistics import fmean
 
 from matplotlib.patches import Patch
@@ -19,17 +20,24 @@ from labs.pictures.picture import Picture
 TIMES = (Unit("seconds"), Unit("milliseconds", 1e-3), Unit("microseconds", 1e-6))
 
 
-def step_phases(by_variant: dict[str, list[Trace]], note: str = "") -> Picture:
+def communication_ratio(communication: float, phases: dict[str, float]) -> float:
+    """All communication, overlapped or exposed, over computing: phases without "exposed"."""
+    return communication / (sum(phases.values()) - phases["exposed"])
+
+
+def step_phases(by_variant: dict[str, list[Trace]], note: str = "",
+                ratio: Callable[[float, dict[str, float]], float] = communication_ratio) -> Picture:
     """Draws the milliseconds of each phase and of exposed communication, mean over the ranks, and
-    the ratio of all communication, overlapped or exposed, to computing. note: lines below."""
+    the ratio of communication to computing. note: lines below. ratio: of the seconds of all
+    communication and those of the phases by name."""
     bars, words, metrics = [], [], []
     for variant, traces in by_variant.items():
-        parts = {name: 1e3 * fmean(trace.seconds_by_phase[name] for trace in traces)
-                 for name in traces[0].seconds_by_phase}
-        communication = 1e3 * fmean(trace.seconds_of()["total"] for trace in traces)
-        computing = sum(parts.values()) - parts["exposed"]
+        seconds = {name: fmean(trace.seconds_by_phase[name] for trace in traces)
+                   for name in traces[0].seconds_by_phase}
+        communication = fmean(trace.seconds_of()["total"] for trace in traces)
+        parts = {name: 1e3 * value for name, value in seconds.items()}
         bars.append(LabelledBar(parts, f"communication / computing = "
-                                       f"{communication / computing:.2f}"))
+                                       f"{ratio(communication, seconds):.2f}"))
         words.append(f"{variant}: " + ", ".join(f"{name} {ms:.1f} ms" for name, ms in parts.items())
                      + f"; {bars[-1].label}")
         metrics += [Metric(name_of(variant, name), ms, "ms") for name, ms in parts.items()]

@@ -25,6 +25,7 @@ from labs.predictions.communication import traffic as predicted
 from labs.training import data
 from labs.training.models import EdgeCaseModel, count_trainable
 from labs.training.presets import preset
+from labs.training.strategies.torch_strategies import torch_ddp
 from labs.workers.launcher import launch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +42,7 @@ def solution():
 def compared(solution):
     return lab.compare({"one call per parameter": solution.ManualDDP,
                         "bucketed, overlapped": solution.overlapped,
-                        "torch DDP": lambda model: lab.torch_ddp(model, SMALL.cap_bytes)},
+                        "torch DDP": solution.torch_ddp},
                        SMALL, rounds=2)
 
 
@@ -202,7 +203,7 @@ def test_no_sync_saves_all_reduces(solution):
 def test_torchs_ddp_reads_its_flag_in_forward():
     """Said in the answer to the question on no_sync."""
     def work():
-        module, [batch] = lab.torch_ddp(EdgeCaseModel()), data.xy_batches(1, 4)
+        module, [batch] = torch_ddp(EdgeCaseModel()), data.xy_batches(1, 4)
         loss = module(**batch, use_all=True).loss
         with Traffic() as too_late, module.no_sync():
             loss.backward()

@@ -13,7 +13,8 @@ from labs.checks.guesses import guess
 from labs.checks.verdicts import Verdict
 from labs.memory_math import bytes_left, ground_truth, measurements, rank_states
 from labs.memory_math.activations import LOGIT, SHOWN, statistics_bytes
-from labs.memory_math.bytes_per_parameter import FIGURES, NAMED, TELLING, bytes_of, causes_of
+from labs.memory_math.bytes_per_parameter import NAMED, TELLING, bytes_of, causes_of
+from labs.memory_math.recipes_behind import FIGURES
 from labs.meters import gpu_allocator
 from labs.meters.throughput import Timing
 from labs.predictions import hardware
