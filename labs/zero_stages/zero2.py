@@ -21,8 +21,8 @@ def check_zero2(strategy: Callable):
     """strategy(model, optimizer_class, **settings) -> (module, optimizer): ZeRO-2."""
     difference, volume = verify_stage(strategy, 2, overlap=True,
                                       nothing_updated=_NOT_REDUCED)
-    return (f"{equal(difference)}, keeps 4Ψ/N bytes of gradients, those of one layer travel while "
-            f"the next one computes, and {moves(volume)}")
+    return (f"{equal(difference)}, keeps 4Ψ/N bytes of gradients, reduces those of one layer "
+            f"while the next one computes, and {moves(volume)}")
 
 
 _RANKS = 2
