@@ -273,7 +273,7 @@ def backward_of_two_layers():
     module(torch.ones(1, 2)).sum().backward()
 
 
-labs.launch(backward_of_two_layers, ranks=2)
+_ = labs.launch(backward_of_two_layers, ranks=2)
 
 # %% [markdown]
 # ### Exercise 3.3 · Reduce-scatter gradients during backward
