@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from labs.checks.scripts.commands import torchrun
     from labs.checks.scripts.files import write_script
     from labs.training.presets import preset
-    from labs.zero_stages.choose import check_choose, show_choices
     from labs.zero_stages.clip_grad_norm import check_clip_grad_norm
-    from labs.zero_stages.collectives import all_gather, reduce_scatter
+    from labs.zero_stages.collectives import reduce_scatter
     from labs.zero_stages.cut import check_cut, show_owners
     from labs.zero_stages.flat_parameter import FlatParameter, flatten_layers, layer_groups
     from labs.zero_stages.from_scratch import check_from_scratch
+    from labs.zero_stages.lowest_stage import check_lowest_stage, show_choices
     from labs.zero_stages.prefetch import check_prefetch
     from labs.zero_stages.reshard import check_reshard, show_reads
     from labs.zero_stages.scaffold import (

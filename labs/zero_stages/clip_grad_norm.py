@@ -41,7 +41,7 @@ def check_clip_grad_norm(clip_grad_norm: Callable):
         raise_on_all_ranks(_judge_unreduced, norm, case)
 
     on_ranks(work, world_sizes=WORLD_SIZES)
-    return "the norm is that of the whole gradient on every rank, and one number is sent"
+    return "every rank has the global norm, and one number is communicated"
 
 
 @dataclass(frozen=True)

@@ -14,22 +14,23 @@ from labs.zero_stages.collectives import all_gather
 from labs.zero_stages.flat_parameter import FlatParameter, layer_groups
 from labs.zero_stages.scaffold import ShardedModule, ShardedOptimizer
 from labs.zero_stages.stage_training import STEPS, parameters_of
-from labs.zero_stages.stages import moves, verify_stage
+from labs.zero_stages.stages import DETACH, moves, verify_stage
 
 _NOT_GATHERED = ("A layer computes while its storage is empty: gather it before each forward and "
                  "before each backward, whenever it is not gathered.")
 _HINTS = {words: _NOT_GATHERED for words in ("storage of size 0", "SIGSEGV", "SIGABRT", "SIGBUS")}
+_HINTS["A view was created in no_grad mode"] = DETACH
 _NOT_UPDATED = ("Nothing of it was updated here. Does the mean of its gradients reach "
                 "unit.shard.grad before the step, and does the optimizer hold unit.shard?")
 _SCAFFOLD = (FlatParameter, ShardedModule, ShardedOptimizer)
-_REFUSED = ("Build it from torch's hooks and storages; lab.layer_groups, lab.tensors_in and the "
-            "two collectives may stay.")
+_REFUSED = ("Build it from torch's hooks and storages; lab.layer_groups, lab.tensors_in and "
+            "lab.reduce_scatter may stay.")
 
 
 @check("3.10", hints=_HINTS)
 def check_from_scratch(strategy: Callable):
     """strategy(model, optimizer_class, **settings) -> (module, optimizer): ZeRO-3 of torch's hooks
-    and storages and of the lab's two collectives, held to the invariants of exercise 3.4."""
+    and storages and of lab.reduce_scatter, held to the invariants of exercise 3.4."""
     def without_scaffold(model, optimizer_class, **settings):
         with labs_own_refused(_SCAFFOLD, _REFUSED):
             built = strategy(model, optimizer_class, **settings)

@@ -37,8 +37,8 @@ def check_prefetch(strategy: Callable):
         return difference
 
     worst = max(on_ranks(work, world_sizes=WORLD_SIZES))
-    return (f"the next layer is gathered while this one computes, forward and backward, and the "
-            f"numbers equal the reference over {STEPS} steps ({to_within(worst)})")
+    return (f"the next layer's all-gather is in flight while this one computes, forward and "
+            f"backward, and it equals the reference over {STEPS} steps ({to_within(worst)})")
 
 
 def require_prefetch(events: list[CollectiveCall | Mark]) -> None:
@@ -90,14 +90,14 @@ def _require_no_waiting(calls, waits, computes, direction):
     # and the first layer's may be: no layer computes before them.
     if not all(gather.asynchronous for gather in calls[2:]):
         raise Wrong(f"in {direction}, the next layer's gather is called and waited for at "
-                    "once: nothing is sent while this layer computes", "async_op=True returns "
+                    "once: nothing is in flight while this layer computes", "async_op=True returns "
                     "a handle: wait for it when the layer's turn comes.",
                     code="blocking_collective")
     # Asynchronous by name only: when layer k computes, at most the root's gather and those of
     # k + 1 layers have been waited for.
     for who, number, waited in _when_layers_compute(waits, computes, direction):
         if waited > number + 2:
-            raise Wrong(f"{who} has been waited for: nothing is sent meanwhile", "Wait for "
+            raise Wrong(f"{who} has been waited for: nothing is in flight", "Wait for "
                         "this unit's own gather alone; the next one's turn to wait comes "
                         "later.", code="waits_too_early")
 

@@ -278,13 +278,13 @@ def show_traffic(comparison: Comparison) -> Picture:
                  for kind, n in result.elements.items()} for result in results]
     nbytes = [{kind: passes(kind) * n for kind, n in result.bytes.items()} for result in results]
     return side_by_side(names, [
-        Panel("elements communicated", "Ψ per step", elements, 1,
+        Panel("elements sent", "Ψ per step", elements, 1,
               [one.communication_volume(comparison) for one in known], guesses),
-        Panel("bytes communicated", "MB per step", nbytes, 1e6,
+        Panel("bytes sent", "MB per step", nbytes, 1e6,
               [one.bytes(comparison) for one in known]),
         Panel("collectives", "calls per step", [len(result.calls) for result in results],
               colour=palette.MUTED)],  # of all kinds, so none of their colours
-        f"An all-reduce counts twice; each rank sends {ranks - 1}/{ranks} of what is communicated."
+        f"An all-reduce counts twice; each rank sends {ranks - 1}/{ranks} of what is counted here."
         + f" {RECORDED}: {_RECORDED_NOTE}" * any(
             name.endswith(RECORDED) for name in names))
 

@@ -263,7 +263,7 @@ def require_overlap(traffic: Traffic, layer: int) -> None:
             if begun < ready[-1]:
                 raise Wrong(f"rank {dist.get_rank()}: reduce-scatter number {number + 1} of "
                             "backward is waited for before another gradient is ready: nothing "
-                            "is gathered while the next layer computes",
+                            "is in flight while the next layer computes",
                             "Keep what lab.reduce_scatter(...) returns, and call its .wait() when "
                             "the next layer's gradients are there.", code="waits_too_early")
     # Each in flight holds a layer's gradients: several at once, and the memory saved is back.

@@ -14,11 +14,13 @@ from labs.zero_stages.stage_training import STEPS, difference_from_reference
 WORLD_SIZES = (3, 2, 4)  # 3 first: on 2 ranks a half, a square and a difference look alike
 _FREED_IN_FLIGHT = (
     "Is a gather still in flight while its memory is freed or allocated again? With "
-    "async_op=True, keep what all_gather returns in unit.handle: unit.wait() and unit.free() "
+    "async_op=True, store the all-gather's handle in unit.handle: unit.wait() and unit.free() "
     "wait for it.")
+DETACH = "Give the collective shard.detach(): collectives are not differentiable."
 MEMORY_HINTS = {
     "storage of size 0": "unit.full has no memory after unit.free(): unit.allocate() returns it "
                          "with memory, for the all-gather to fill.",
+    "A view was created in no_grad mode": DETACH,
     "SIGSEGV": _FREED_IN_FLIGHT, "SIGABRT": _FREED_IN_FLIGHT, "SIGBUS": _FREED_IN_FLIGHT}
 
 

@@ -21,7 +21,7 @@ def check_zero2(strategy: Callable):
     """strategy(model, optimizer_class, **settings) -> (module, optimizer): ZeRO-2."""
     difference, volume = verify_stage(strategy, 2, overlap=True,
                                       nothing_updated=_NOT_REDUCED)
-    return (f"{equal(difference)}, keeps 4Ψ/N bytes of gradients, those of one layer are reduced "
+    return (f"{equal(difference)}, keeps 4Ψ/N bytes of gradients, reduces those of one layer "
             f"while the next one computes, and {moves(volume)}")
 
 

@@ -11,6 +11,7 @@ import torch.distributed._functional_collectives as funcol
 from zero_answers import N, accepted, named, rejected, right
 
 import labs.zero_stages as lab
+from labs.zero_stages.collectives import all_gather
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["zero_answers"])
@@ -155,7 +156,7 @@ class Clip:
         square = 0.0
         for gradient in gradients_of(optimizer):
             whole = gradient.new_empty(gradient.numel() * N())
-            lab.all_gather(whole, gradient)
+            all_gather(whole, gradient)
             square += whole.square().sum()
         return scaled(optimizer, square.sqrt(), max_norm)
 

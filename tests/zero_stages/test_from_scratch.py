@@ -32,22 +32,28 @@ def torchs_fsdp2(model, optimizer_class, **settings):
 # 3.10 without the scaffold
 
 
+def units_in(model):
+    return [right.FlatUnit(module, parameters)
+            for _, module, parameters in lab.layer_groups(model)]
+
+
 def never_freed(model, optimizer_class, **settings):
     """Units whose memory stays."""
-    units = [right.Unit(module, parameters) for _, module, parameters in lab.layer_groups(model)]
+    units = units_in(model)
     for unit in units:
-        right.gather(unit)
+        right.unshard_unit(unit)
         for parameter in unit.parameters:
-            parameter.register_post_accumulate_grad_hook(lambda _, unit=unit: right.count(unit))
+            parameter.register_post_accumulate_grad_hook(
+                lambda _, unit=unit: right.gradient_ready(unit))
     return model, optimizer_class([unit.shard for unit in units], **settings)
 
 
 def without_backward(model, optimizer_class, **settings):
     """Gathered for forward alone."""
-    units = [right.Unit(module, parameters) for _, module, parameters in lab.layer_groups(model)]
+    units = units_in(model)
     for unit in units:
-        unit.module.register_forward_pre_hook(lambda *_, unit=unit: right.gather(unit))
-        unit.module.register_forward_hook(lambda *_, unit=unit: right.free(unit))
+        unit.module.register_forward_pre_hook(lambda *_, unit=unit: right.unshard_unit(unit))
+        unit.module.register_forward_hook(lambda *_, unit=unit: right.free_unit(unit))
     return model, optimizer_class([unit.shard for unit in units], **settings)
 
 
@@ -68,61 +74,60 @@ def units_of(kind):
     return strategy
 
 
-def counted_by(count):
+def counted_by(ready):
     """The solution with another function for complete gradients."""
     def strategy(model, optimizer_class, **settings):
-        units = [right.Unit(module, parameters) for _, module, parameters in
-                 lab.layer_groups(model)]
+        units = units_in(model)
         for unit in units:
             right.add_hooks(unit)
             for parameter in unit.parameters:
                 parameter._post_accumulate_grad_hooks.clear()
-                parameter.register_post_accumulate_grad_hook(lambda _, unit=unit: count(unit))
+                parameter.register_post_accumulate_grad_hook(lambda _, unit=unit: ready(unit))
         return model, optimizer_class([unit.shard for unit in units], **settings)
 
-    strategy.__name__ = count.__name__
+    strategy.__name__ = ready.__name__
     return strategy
 
 
 def last_pass_alone(unit):
     """unit.shard.grad = mean: what an earlier backward pass has left is lost."""
     before, unit.shard.grad = unit.shard.grad, None
-    right.count(unit)
+    right.gradient_ready(unit)
     if unit.ready:
         unit.shard.grad = before
 
 
 def not_reduced(unit):
     """Frees the unit and its gradients, which reach nobody."""
-    right.count(unit)
+    right.gradient_ready(unit)
     unit.shard.grad = None
 
 
 def last_unit_first(model, optimizer_class, **settings):
     """Units in another order than the lab's: its losses alone are compared."""
-    units = [right.Unit(module, parameters) for _, module, parameters in
+    units = [right.FlatUnit(module, parameters) for _, module, parameters in
              reversed(lab.layer_groups(model))]
     for unit in units:
         right.add_hooks(unit)
     return model, optimizer_class([unit.shard for unit in units], **settings)
 
 
-class ShardIsAView(right.Unit):
+class ShardIsAView(right.FlatUnit):
     """The piece of `full` is not cloned, so it is freed with it."""
 
     def __init__(self, module, parameters):
         super().__init__(module, parameters)
-        right.gather(self)
+        right.unshard_unit(self)
         self.shard = torch.nn.Parameter(self.full.view(N(), -1)[dist.get_rank()])
-        right.free(self)
+        right.free_unit(self)
 
 
 class ShardIsAViewUntilLater(ShardIsAView):
     """The same, with parameters that are there until the first forward has ended."""
 
     def __init__(self, module, parameters):
-        right.Unit.__init__(self, module, parameters)
-        right.gather(self)
+        right.FlatUnit.__init__(self, module, parameters)
+        right.unshard_unit(self)
         self.shard = torch.nn.Parameter(self.full.view(N(), -1)[dist.get_rank()])
 
 

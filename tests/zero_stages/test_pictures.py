@@ -17,6 +17,7 @@ from labs.training import data, models
 from labs.training.presets import preset
 from labs.workers.launcher import launch
 from labs.zero_stages.architectures import make
+from labs.zero_stages.collectives import all_gather
 from labs.zero_stages.stage_limits import StageLimits
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -52,7 +53,7 @@ def flat_facts():
     flat.free()
     facts |= {"freed": not flat.is_gathered, "own": not same_storage(flat.shard, flat.full),
               "repr when freed": repr(flat)}
-    lab.all_gather(flat.allocate(), flat.shard)
+    all_gather(flat.allocate(), flat.shard)
     return {**facts, "gathered": flat.full[:flat.elements].equal(before),
             "parameter": parameters[2].flatten().equal(before[17:])}
 
@@ -332,13 +333,13 @@ def test_70_billion_on_8_ranks():
 
 
 def test_choices_in_a_table():
-    table = lab.show_choices(right.choose)
+    table = lab.show_choices(right.lowest_stage)
     rows = {row[0]: row[1:] for row in table.rows}
     assert set(rows["1.3B"]) == {"DDP"} and rows["70B"][0] == "-" and rows["70B"][-1] == "ZeRO-3"
     assert "-: no stage fits" in repr(table)
     assert "A100-80, on which CUDA reports 85.1 GB" in repr(table)
     with pytest.raises(ValueError, match="no GPU 'A99' in the table"):
-        lab.show_choices(right.choose, "A99")
+        lab.show_choices(right.lowest_stage, "A99")
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -377,8 +378,9 @@ def test_an_unfilled_exercise_makes_everything_wait():
         raise NotImplementedError("Exercise 3.2")
 
     verdicts = [lab.check_zero1(unfilled), lab.check_zero2(unfilled), lab.check_zero3(unfilled),
-                lab.check_prefetch(unfilled), lab.check_cut(unfilled), lab.check_choose(unfilled),
-                lab.check_clip_grad_norm(unfilled), lab.check_reshard(unfilled, unfilled),
+                lab.check_prefetch(unfilled), lab.check_cut(unfilled),
+                lab.check_lowest_stage(unfilled), lab.check_clip_grad_norm(unfilled),
+                lab.check_reshard(unfilled, unfilled),
                 lab.show_owners(unfilled, SMALL), lab.show_gathered_layers(unfilled, SMALL),
                 lab.show_choices(unfilled), lab.check_from_scratch(unfilled)]
     assert all(verdict.passed is None and "3.2" in str(verdict) for verdict in verdicts)

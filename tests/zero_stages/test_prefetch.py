@@ -12,6 +12,7 @@ from zero_answers import (
 )
 
 import labs.zero_stages as lab
+from labs.zero_stages.collectives import all_gather
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["zero_answers"])
@@ -32,7 +33,7 @@ def by(kind, optimizer=lab.ShardedOptimizer):
 
 
 def gather(unit):
-    lab.all_gather(unit.allocate(), unit.shard)
+    all_gather(unit.allocate(), unit.shard)
 
 
 # 3.5 prefetching
@@ -83,7 +84,7 @@ class Sleeps(right.Prefetching):
 
 class OnlyForward(right.Prefetching):
     def before_backward(self, unit):
-        right.ZeRO3.before_backward(self, unit) if not unit.is_gathered else unit.wait()
+        gather(unit) if not unit.is_gathered else unit.wait()
 
 
 class Backwards(right.Prefetching):
@@ -103,7 +104,7 @@ class FetchedAgain(right.Prefetching):
     def fetch(self, unit):
         if unit is not None:
             unit.wait()
-            unit.handle = lab.all_gather(unit.allocate(), unit.shard, async_op=True)
+            unit.handle = all_gather(unit.allocate(), unit.shard, async_op=True)
 
 
 class AllAhead(right.Prefetching):

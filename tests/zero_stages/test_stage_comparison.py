@@ -232,9 +232,9 @@ def test_the_chart_of_traffic_says_who_moves_three_times(monkeypatch):
     monkeypatch.setattr(guesses, "_guesses", {})
     labs.guess("3.2", "Ψ that ZeRO-1 sends per step", 3)
     text = stage_comparison.show_traffic(comparison()).text
-    assert "each rank sends 3/4 of what is communicated" in text
-    assert "DDP: elements communicated 2 Ψ" in text and "predicted 2, your guess 3;" in text
-    assert re.search(r"ZeroRedundancyOptimizer: elements communicated 3 Ψ .*broadcast 1[,)]", text)
+    assert "each rank sends 3/4 of what is counted" in text
+    assert "DDP: elements sent 2 Ψ" in text and "predicted 2, your guess 3;" in text
+    assert re.search(r"ZeroRedundancyOptimizer: elements sent 3 Ψ .*broadcast 1[,)]", text)
 
 
 def test_a_moment_that_is_not_recorded_is_refused():

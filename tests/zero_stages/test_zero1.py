@@ -21,6 +21,7 @@ from zero_answers import (
 )
 
 import labs.zero_stages as lab
+from labs.zero_stages.collectives import all_gather
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["zero_answers"])
@@ -115,7 +116,7 @@ class GathersStates(right.ZeRO1):
         for flat in self.flats:
             state = self.inner.state[flat.shard]
             for name in ("exp_avg", "exp_avg_sq"):
-                lab.all_gather(torch.empty_like(flat.full), state[name])
+                all_gather(torch.empty_like(flat.full), state[name])
 
 
 class KeepsStates(right.ZeRO1):

@@ -22,6 +22,7 @@ from zero_answers import (
 )
 
 import labs.zero_stages as lab
+from labs.zero_stages.collectives import all_gather
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["zero_answers"])
@@ -181,7 +182,7 @@ class GathersGradients(Base):
         if self.in_flight:
             unit = self.in_flight[0]
             super().backward_done()
-            lab.all_gather(torch.empty_like(unit.full), unit.shard.grad)
+            all_gather(torch.empty_like(unit.full), unit.shard.grad)
 
 
 class Stale(right.ZeRO2Optimizer):
@@ -193,7 +194,7 @@ class OnlyTheFirst(right.ZeRO2Optimizer):
     """Gathers one layer for all."""
 
     def gather(self):
-        lab.all_gather(self.flats[0].full, self.flats[0].shard)
+        all_gather(self.flats[0].full, self.flats[0].shard)
 
 
 class WholeStates(right.ZeRO2Optimizer):

@@ -19,6 +19,7 @@ from zero_answers import (
 )
 
 import labs.zero_stages as lab
+from labs.zero_stages.collectives import all_gather
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["zero_answers"])
@@ -51,7 +52,7 @@ def torchs_fsdp2(model, optimizer_class, **settings):
 
 
 def gather(unit):
-    lab.all_gather(unit.allocate(), unit.shard)
+    all_gather(unit.allocate(), unit.shard)
 
 
 class KeptAfterForward(right.ZeRO3):
@@ -85,6 +86,9 @@ class KeptAfterBackward(right.ZeRO3):
         if not unit.is_gathered:
             super().before_forward(unit)
 
+    def before_backward(self, unit):
+        gather(unit)
+
     def after_backward(self, unit):
         right.ZeRO2.after_backward(self, unit)
 
@@ -100,12 +104,18 @@ class NotAllocated(right.ZeRO3):
     """Gathers into memory that has been given back."""
 
     def before_forward(self, unit):
-        lab.all_gather(unit.full, unit.shard)
+        all_gather(unit.full, unit.shard)
+
+    def before_backward(self, unit):
+        gather(unit)
 
 
 class NotForForward(right.ZeRO3):
     def before_forward(self, unit):
         pass
+
+    def before_backward(self, unit):
+        gather(unit)
 
 
 class AllAtOnce(right.ZeRO3):
@@ -117,6 +127,9 @@ class AllAtOnce(right.ZeRO3):
                 gather(each)
         elif not unit.is_gathered:
             gather(unit)
+
+    def before_backward(self, unit):
+        gather(unit)
 
 
 class Allocated(right.ZeRO3):
@@ -215,6 +228,9 @@ class CopiesUntilForwardEnds(right.ZeRO3):
         super().before_forward(unit)
         self.__dict__.setdefault("kept", []).append(unit.full.clone())
 
+    def before_backward(self, unit):
+        gather(unit)
+
     def after_forward(self, unit):
         super().after_forward(unit)
         if unit is self.units[0]:
@@ -286,7 +302,7 @@ class GathersStates(lab.ShardedOptimizer):
             for name in ("exp_avg", "exp_avg_sq"):
                 state = self.state[flat.shard].get(name)
                 if state is not None:
-                    lab.all_gather(flat.full.new_empty(flat.full.shape), state)
+                    all_gather(flat.full.new_empty(flat.full.shape), state)
 
 
 class RootGatheredOnce(right.ZeRO3):
@@ -341,7 +357,7 @@ class LastUnitIsTheRoot(right.ZeRO3):
 class InHalfPrecision(right.ZeRO3):
     def before_forward(self, unit):
         whole = torch.empty_like(unit.full, dtype=torch.bfloat16)
-        lab.all_gather(whole, unit.shard.detach().bfloat16())
+        all_gather(whole, unit.shard.detach().bfloat16())
         unit.allocate().copy_(whole)
 
     before_backward = before_forward

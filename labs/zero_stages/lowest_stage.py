@@ -1,4 +1,4 @@
-"""Exercise 3.9: which stage to use when."""
+"""Exercise 3.9: the lowest ZeRO stage that fits."""
 
 import itertools
 from collections.abc import Callable
@@ -16,26 +16,27 @@ MODELS = {"1.3B": 1.3e9, "7B": 7e9, "13B": 13e9, "70B": 70e9}  # parameters
 GPUS = ("A100-40", "A100-80", "H200")
 RANKS = (1, 4, 8, 64)
 _EXACT = MODELS["7B"]
-# With few and with many GB: no stage divides activations, so the many decide on many ranks, too.
+# With few and with many GB: no stage shards activations, so the many decide on many ranks, too.
 ACTIVATIONS = (1 * GB, 12 * GB, 36 * GB)
 
 
-def lowest_stage(parameters: float, ranks: int, capacity: float, activations: float) -> int | None:
+def _lowest_that_fits(parameters: float, ranks: int, capacity: float,
+                      activations: float) -> int | None:
     """The lowest stage whose states and activations (bytes) fit, None if none does."""
     return next((stage for stage in (0, 1, 2, 3)
                  if state_bytes(parameters, ranks, stage) + activations <= capacity), None)
 
 
 @check("3.9")
-def check_choose(choose: Callable):
-    """choose(parameters, ranks, capacity, activations): the lowest stage that fits, or None."""
+def check_lowest_stage(lowest_stage: Callable):
+    """lowest_stage(parameters, ranks, capacity, activations): the lowest one that fits, or None."""
     cases = _cases()
     for name, case in cases.items():
-        returned, want = choose(*case), lowest_stage(*case)
+        returned, want = lowest_stage(*case), _lowest_that_fits(*case)
         # 0 is a stage and None is none: a test of truth would take one for the other.
         got = None if returned is None else as_number(returned)
         if returned is not None and got not in (0, 1, 2, 3):
-            raise Wrong(f"{name}: choose returned {returned!r}",
+            raise Wrong(f"{name}: lowest_stage returned {returned!r}",
                         "Return one number, 0, 1, 2 or 3, or None.", code="not_a_stage")
         if got != want:
             raise _wrong(name, got, want, *case)
@@ -64,7 +65,7 @@ def _wrong(name, got, want, parameters, ranks, capacity, activations) -> Wrong:
         needed = state_bytes(parameters, ranks, got) + activations
         return Wrong(f"{name}: you say {answer}, which takes {needed / GB:.1f} of "
                      f"{capacity / GB:.1f} GB",
-                     "States and activations must fit together, and no stage divides activations; "
+                     "States and activations must fit together, and no stage shards activations; "
                      "with few ranks a stage saves less than its limit.", code="stage_too_low")
     if state_bytes(parameters, ranks, want) + activations == capacity:
         return Wrong(f"{name}: you say {answer}; stage {want} takes exactly the capacity",
@@ -81,11 +82,12 @@ TABLE_RANKS = (1, 4, 8, 16, 64, 512)
 
 
 @shows("3.9")
-def show_choices(choose: Callable, gpu: str = "A100-80", activations: float = 10 * GB) -> Table:
+def show_choices(lowest_stage: Callable, gpu: str = "A100-80",
+                 activations: float = 10 * GB) -> Table:
     """What the student's function chooses on a GPU of `hardware`, for some models and ranks."""
     capacity = hardware.gpu(gpu).usable
     rows = [(model, *("-" if stage is None else STAGES[int(stage)] for stage in (
-        choose(parameters, ranks, capacity, activations) for ranks in TABLE_RANKS)))
+        lowest_stage(parameters, ranks, capacity, activations) for ranks in TABLE_RANKS)))
             for model, parameters in MODELS.items()]
     return Table(f"on GPUs of type {gpu}, on which CUDA reports {capacity / GB:.1f} GB, with "
                  f"{activations / GB:g} GB of activations",
