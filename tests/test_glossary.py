@@ -19,7 +19,8 @@ GLOSSARY = (ROOT / "GLOSSARY.md").read_text(encoding="utf-8")
 # Cells of a notebook whose bold words are headings of list items, not terms.
 LISTS = ("## How it usually goes wrong", "## What comes next")
 # Bold that is no word for a thing: a label, a formula, a link or a duration.
-NO_TERM = re.compile(r"Notice:$|Time$|Needs$|.*[=·]|\[|\d+ minutes$")
+NO_TERM = re.compile(
+    r"(?:Notice:|Time|Needs|Core|Optional|In a new kernel)$|.*[=·]|\[|\d+ minutes$")
 
 
 def entries():
