@@ -182,8 +182,8 @@ labs.launch(lambda: share(36, dist.group.WORLD, "rows"), ranks=3, quiet=True)
 # weights in memory, one all-reduce in forward*
 #
 # `column_shard` returns an `nn.Linear` with this rank's rows of weight and bias. A
-# `RowParallelLinear` has this rank's columns of the weight, and its input is this rank's part of the
-# features. Its output is complete: it contains g, but not f. A slice is a view of the full weight.
+# `RowParallelLinear` has this rank's columns as `weight`, and `bias`. Its input is this rank's part of
+# the features. Its output is complete: it contains g, not f. A slice is a view of the full weight.
 
 # %%
 # Exercise 7.2: a linear layer sharded by its outputs, and one sharded by its inputs
@@ -677,12 +677,13 @@ print(f"a layer keeps {6 + inside:.1f} b·s·h numbers, {inside:.1f} of them in 
 # %% [markdown]
 # | function | forward | backward |
 # |:--|:--|:--|
-# | f, `CopyToRegion` | nothing | all-reduce |
-# | g, `ReduceFromRegion` | all-reduce | nothing |
-# | `GatherToRegion` | all-gather | reduce-scatter |
-# | `ReduceScatterFromRegion` | reduce-scatter | all-gather |
+# | f, `CopyToRegion` | copy | all-reduce |
+# | g, `ReduceFromRegion` | all-reduce | copy |
+# | `GatherToRegion` | all-gather | exercise 7.7 |
+# | `ReduceScatterFromRegion` | reduce-scatter | its reverse |
 #
-# Guess: how many bytes does a rank send for a layer, as a multiple of what it sends with f and g?
+# Guess: how many bytes does a rank send for a layer in forward and backward, as a multiple of what it
+# sends with f and g?
 
 # %%
 # A guess, for exercise 7.7
@@ -692,108 +693,138 @@ my_guess = 1
 labs.guess("7.7", "bytes per layer, as a multiple of tensor parallelism", my_guess)
 
 # %% [markdown]
-# The lab has both collectives, along dimension 1 of (b, s, h) tensors and without gradients:
-#
-# | call | returns |
-# |:--|:--|
-# | `lab.all_gather_sequence(x, group)` | all ranks' pieces x, joined in the order of the ranks |
-# | `lab.reduce_scatter_sequence(x, group)` | this rank's piece of the sum of all ranks' x |
-#
-# Two ranks, two tokens each:
+# torch's `all_gather_single` and `reduce_scatter_single` work along dimension 0. Hidden states have the
+# shape (b, s, h), so both functions move the sequence to dimension 0 and back:
+
+# %%
+def all_gather_sequence(x, group):  # (b, s/t, h) -> (b, s, h), in the order of the ranks
+    x = x.transpose(0, 1).contiguous()
+    gathered = x.new_empty(len(x) * group.size(), *x.shape[1:])
+    dist.all_gather_single(gathered, x, group=group)
+    return gathered.transpose(0, 1).contiguous()
+
+
+def reduce_scatter_sequence(x, group):  # (b, s, h) -> (b, s/t, h): this rank's tokens of the sum
+    x = x.transpose(0, 1).contiguous()
+    piece = x.new_empty(len(x) // group.size(), *x.shape[1:])
+    dist.reduce_scatter_single(piece, x, group=group)
+    return piece.transpose(0, 1).contiguous()
+
+# %% [markdown]
+# Neither of them has a gradient. Two ranks, two tokens each:
 
 # %%
 def both_collectives():
     piece = torch.full((1, 2, 1), dist.get_rank() + 1.0, device=labs.device())
-    whole = lab.all_gather_sequence(piece, dist.group.WORLD)
-    summed = lab.reduce_scatter_sequence(whole, dist.group.WORLD)
-    return whole.flatten().tolist(), summed.flatten().tolist()
+    gathered = all_gather_sequence(piece, dist.group.WORLD)
+    summed = reduce_scatter_sequence(gathered, dist.group.WORLD)
+    return gathered.flatten().tolist(), summed.flatten().tolist()
 
 
 labs.launch(both_collectives, ranks=2, quiet=True)
 
 # %% [markdown]
-# ### Exercise 7.7 · A Llama whose norms see s/t tokens
+# ### Exercise 7.7 · Sequence parallelism
 #
 # *Difficulty 4 of 5 · 30 minutes · target: 4 all-gathers and 4 reduce-scatters of b·s·h a layer and
 # step, and the losses of the reference*
 #
-# First the pair of functions. A gradient comes back as one tensor for each input of `forward`; the
-# group has none.
+# First the function at the entry of attention and MLP. In the region each rank uses the gathered tensor
+# with its own shard of the weights. Which gradient of its own tokens does a rank need?
 
 # %%
-# Exercise 7.7: all tokens at the entry of attention and of the MLP
+# Exercise 7.7: gathers all tokens at the entry of attention and MLP
 class GatherToRegion(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, group):  # (b, s/t, h) -> (b, s, h)
         ### BEGIN SOLUTION
         ctx.group = group
-        return lab.all_gather_sequence(x, group)
+        return all_gather_sequence(x, group)
         ### END SOLUTION
 
     @staticmethod
     def backward(ctx, gradient):
         ### BEGIN SOLUTION
-        return lab.reduce_scatter_sequence(gradient, ctx.group), None
+        return reduce_scatter_sequence(gradient, ctx.group), None
         ### END SOLUTION
 
+# %% [markdown]
+# The function at their exit is the reverse and is given:
+
 # %%
-# Exercise 7.7: the sum over the ranks at their exit, of which each keeps its tokens
 class ReduceScatterFromRegion(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, group):  # (b, s, h) -> (b, s/t, h)
-        ### BEGIN SOLUTION
-        ctx.group = group
-        return lab.reduce_scatter_sequence(x, group)
-        ### END SOLUTION
+        ctx.scattered_over = group
+        return reduce_scatter_sequence(x, group)
 
     @staticmethod
     def backward(ctx, gradient):
-        ### BEGIN SOLUTION
-        return lab.all_gather_sequence(gradient, ctx.group), None
-        ### END SOLUTION
+        return all_gather_sequence(gradient, ctx.scattered_over), None
 
 # %% [markdown]
-# A row-parallel layer now ends in `ReduceScatterFromRegion`. Its bias, if it has one, is added to the
-# piece that is left.
+# A parameter that is applied to s/t tokens gets a *partial* gradient: the sum over this rank's tokens.
+# There is no error. The replicas of the parameter need the sum over all ranks.
+# `parameter.register_hook(function)` makes autograd use `function(gradient)` in place of the gradient
+# of each backward pass. Two ranks, two tokens each; without the hook rank 0 has 2 and rank 1 has 4:
 
 # %%
-# Exercise 7.7: a row-parallel layer whose output is this rank's tokens
+def sum_gradient(parameter, group):
+    """Makes autograd sum the parameter's gradient over the ranks of the group."""
+    def summed(partial):
+        result = partial.clone()
+        dist.all_reduce(result, group=group)
+        return result
+
+    if parameter.requires_grad:  # a frozen parameter has no gradient
+        parameter.register_hook(summed)
+
+# %%
+def gradient_of_a_replica():
+    weight = nn.Parameter(torch.ones(1, device=labs.device()))
+    sum_gradient(weight, dist.group.WORLD)
+    tokens = torch.full((1, 2, 1), dist.get_rank() + 1.0, device=labs.device())
+    (weight * tokens).sum().backward()
+    return weight.grad.tolist()
+
+
+labs.launch(gradient_of_a_replica, ranks=2, quiet=True)
+
+# %% [markdown]
+# A row-parallel layer now ends in `ReduceScatterFromRegion`. Its bias, if it has one, is added to this
+# rank's tokens, so its gradient is partial:
+
+# %%
 class RowParallelToPiece(RowParallelLinear):
+    def __init__(self, linear, group):
+        super().__init__(linear, group)
+        self.scattered_over = group
+        if self.bias is not None:
+            sum_gradient(self.bias, group)
+
     def forward(self, x):  # (b, s, in/t) -> (b, s/t, out)
-        ### BEGIN SOLUTION
-        piece = ReduceScatterFromRegion.apply(F.linear(x, self.weight), self.group)
+        product = F.linear(x, self.weight)
+        piece = ReduceScatterFromRegion.apply(product, self.scattered_over)
         return piece if self.bias is None else piece + self.bias
-        ### END SOLUTION
 
 # %% [markdown]
-# Norms, and such biases, are on all ranks. But now each rank has gradients of its *own tokens* only, and
-# no error says so: they are a part of a sum. `parameter.register_hook(function)` makes autograd put
-# `function(gradient)` in place of what each backward pass would add to the gradient.
-
-# %%
-# Exercise 7.7: what only sees s/t tokens gets the sum of its gradients over the group
-def sum_gradients(model, group):
-    ### BEGIN SOLUTION
-    for name, parameter in model.named_parameters():
-        is_partial = "norm" in name or name.endswith(("o_proj.bias", "down_proj.bias"))
-        if is_partial and parameter.requires_grad:
-            parameter.register_hook(lambda part: ReduceFromRegion.apply(part, group))
-    ### END SOLUTION
-
-# %% [markdown]
-# The embedding makes all tokens on every rank, and after the last norm, the head reads all tokens on
-# every rank. So the hidden states are split before the first layer and joined after the last norm:
+# Embedding and head work on all tokens on every rank.
+# `lab.split_hidden_states`, called with a model and a group, installs the split between them:
 #
-# | call | forward | backward |
+# | where | forward | backward |
 # |:--|:--|:--|
-# | `lab.split_sequence(x, group)` | this rank's tokens | all-gather |
-# | `lab.join_sequence(x, group)` | all-gather | this rank's tokens |
+# | before the first layer | this rank's tokens | all-gather |
+# | after the last norm | all-gather | this rank's tokens |
 #
-# `lab.map_output(module, function)` does at a module's exit what `lab.map_input` does at its entry.
-# Masks and rotary angles stay those of all tokens: attention has them all.
+# After the last norm all ranks compute the same loss, so each has the complete gradient: a sum would be
+# t times too large. Attention masks and rotary angles stay those of all tokens.
+
+# %% [markdown]
+# Now the strategy. Some parameters of a Llama are applied to s/t tokens. Call `sum_gradient` for each
+# of them.
 
 # %%
-# Exercise 7.7: as tensor_parallel, with pieces of the sequence between attention and MLP
+# Exercise 7.7: tensor_parallel, with s/t tokens on each rank between attention and MLP
 def sequence_parallel(model, optimizer_class, group=None, **settings):
     ### BEGIN SOLUTION
     group = group or dist.group.WORLD
@@ -804,9 +835,10 @@ def sequence_parallel(model, optimizer_class, group=None, **settings):
                 setattr(module, name, column_shard(getattr(module, name), group))
             setattr(module, row, RowParallelToPiece(getattr(module, row), group))
             lab.map_input(module, lambda piece: GatherToRegion.apply(piece, group))
-    lab.map_input(model.model.layers[0], lambda hidden: lab.split_sequence(hidden, group))
-    lab.map_output(model.model.norm, lambda piece: lab.join_sequence(piece, group))
-    sum_gradients(model, group=group)
+        sum_gradient(layer.input_layernorm.weight, group)
+        sum_gradient(layer.post_attention_layernorm.weight, group)
+    sum_gradient(model.model.norm.weight, group)
+    lab.split_hidden_states(model, group)
     return model, optimizer_class(model.parameters(), **settings)
     ### END SOLUTION
 
@@ -816,15 +848,12 @@ lab.check_sequence_parallel(GatherToRegion, ReduceScatterFromRegion, sequence_pa
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# `backward` of one function is `forward` of the other. Why is `lab.join_sequence` not `GatherToRegion`?
-# After the last norm every rank computes the same, so each gets the whole gradient. A sum over the ranks
-# would count it t times.
+# Each rank multiplies the gathered tensor by its own shard of the weights. So each rank has a different
+# gradient for every token, and the gradient is their sum. A rank needs it for its own tokens only.
 #
-# `sum_gradients`: go through `model.named_parameters()`, take the norms by their names, and the biases of
-# `o_proj` and `down_proj`. `ReduceFromRegion.apply(x, group)` is a sum over the group that leaves x alone.
-#
-# `sequence_parallel`: copy your `tensor_parallel`. Two names change, two lines split and join, one call
-# sums.
+# `sequence_parallel`: start from your `tensor_parallel`. `RowParallelToPiece` replaces `RowParallelLinear`,
+# and `GatherToRegion` replaces `CopyToRegion`. Three kinds of norms see s/t tokens: the two of each layer,
+# and `model.model.norm`. Each has one parameter, `weight`.
 #
 # </details>
 
@@ -950,7 +979,7 @@ lab.show_masks(ResumableStreams)
 #
 # | style | does |
 # |:--|:--|
-# | `ColwiseParallel()` | column-parallel: input of all tokens, output sharded by features |
+# | `ColwiseParallel()` | column-parallel: replicated input, output sharded by features |
 # | `RowwiseParallel(output_layouts=Shard(1))` | row-parallel, then a reduce-scatter along dimension 1 |
 # | `SequenceParallel()` | a norm on this rank's tokens |
 # | `PrepareModuleInput(...)` | changes the layout of a module's inputs at its entry |
@@ -964,7 +993,7 @@ lab.show_masks(ResumableStreams)
 # %%
 OUTSIDE = {
     "model.embed_tokens": tp.RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate()),
-    "model.layers.0": tp.PrepareModuleInput(  # what split_sequence does
+    "model.layers.0": tp.PrepareModuleInput(  # split, as lab.split_hidden_states does
         input_layouts=Replicate(), desired_input_layouts=Shard(1), use_local_output=True),
     "model.norm": tp.SequenceParallel(),
     "lm_head": tp.ColwiseParallel(
@@ -972,37 +1001,47 @@ OUTSIDE = {
 }
 
 # %% [markdown]
+# So are the entries of attention and MLP, where `GatherToRegion` was. A layer calls
+# `self_attn(hidden_states=..., ...)` with a keyword and `mlp(x)` with a positional argument. So the two
+# entries have different arguments:
+
+# %%
+ENTRIES = {
+    "self_attn": tp.PrepareModuleInput(
+        input_kwarg_layouts={"hidden_states": Shard(1)},
+        desired_input_kwarg_layouts={"hidden_states": Replicate()}),
+    "mlp": tp.PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate()),
+}
+
+# %% [markdown]
 # ### Exercise 7.9 · A plan for a layer of Llama
 #
-# *Difficulty 3 of 5 · 20 minutes · target: the reference's losses on 2 and 4 ranks, with the
+# *Difficulty 3 of 5 · 12 minutes · target: the reference's losses on 2 and 4 ranks, with the
 # collectives of your own sequence parallelism*
 #
-# A layer calls `self_attn(hidden_states=..., ...)` and `mlp(x)`. Argument names of
-# `PrepareModuleInput` are `input_layouts` and `desired_input_layouts` for positional inputs,
-# `input_kwarg_layouts` and `desired_input_kwarg_layouts`, dictionaries by name, for the others.
+# `layer_plan` returns a dict: the name of each module that has parameters → its style. Names are
+# relative to a layer, as in the first output of "Tensor parallelism in Llama", without `.weight`. Each
+# line of your `sequence_parallel` has a counterpart, except one.
 
 # %%
 # Exercise 7.9: name of a module in a layer -> parallel style
 def layer_plan():
     ### BEGIN SOLUTION
-    piece, whole = {"hidden_states": Shard(1)}, {"hidden_states": Replicate()}
+    column, norm = tp.ColwiseParallel(), tp.SequenceParallel()
+    row = tp.RowwiseParallel(output_layouts=Shard(1))
     return {
-        "input_layernorm": tp.SequenceParallel(),
-        "self_attn": tp.PrepareModuleInput(
-            input_kwarg_layouts=piece, desired_input_kwarg_layouts=whole),
-        "self_attn.[qkv]_proj": tp.ColwiseParallel(),
-        "self_attn.o_proj": tp.RowwiseParallel(output_layouts=Shard(1)),
-        "post_attention_layernorm": tp.SequenceParallel(),
-        "mlp": tp.PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate()),
-        "mlp.gate_proj": tp.ColwiseParallel(), "mlp.up_proj": tp.ColwiseParallel(),
-        "mlp.down_proj": tp.RowwiseParallel(output_layouts=Shard(1))}
+        "input_layernorm": norm, "post_attention_layernorm": norm,
+        "self_attn.q_proj": column, "self_attn.k_proj": column, "self_attn.v_proj": column,
+        "self_attn.o_proj": row,
+        "mlp.gate_proj": column, "mlp.up_proj": column, "mlp.down_proj": row}
     ### END SOLUTION
 
 # %%
 def torchs_parallel(model, optimizer_class, **settings):
     mesh = init_device_mesh(labs.device().type, (dist.get_world_size(),))
-    layers = {f"model.layers.*.{name}": style for name, style in layer_plan().items()}
-    model = tp.parallelize_module(model, mesh, {**OUTSIDE, **layers})
+    in_layer = {**ENTRIES, **layer_plan()}
+    in_layers = {f"model.layers.*.{name}": style for name, style in in_layer.items()}
+    model = tp.parallelize_module(model, mesh, {**OUTSIDE, **in_layers})
     optimizer = optimizer_class(model.parameters(), **settings)
     return model, optimizer
 
@@ -1012,13 +1051,11 @@ lab.check_torchs_parallel(torchs_parallel)
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# Nine modules of a layer need a style: two norms, seven matrices; and two more, attention and MLP,
-# need all tokens at their entry. `lab.llama(layers=1).model.layers[0]` prints their names.
+# Nine modules of a layer have parameters: two norms and seven matrices.
 #
-# Go through your `sequence_parallel`: which line is which style? `GatherToRegion` at an entry is a
-# `PrepareModuleInput` from `Shard(1)` to `Replicate()`. `RowParallelToPiece` is a `RowwiseParallel`
-# with an output layout. `sum_gradients` has no counterpart: what does a DTensor know that makes it
-# unnecessary?
+# Go through your `sequence_parallel`: which style is `column_shard`, which one is `RowParallelToPiece`?
+# Which layout has the output of the latter, and along which dimension? `sum_gradient` has no
+# counterpart, because a DTensor knows that its gradient is partial.
 #
 # </details>
 
@@ -1071,7 +1108,7 @@ labs.launch(gradient_of_a_norm, ranks=2, quiet=True)
 # |:--|:--|
 # | **Core** | 7.10, 7.11, 7.12, 7.28 |
 # | **Optional** | 7.13 |
-# | **In a new kernel** | run the first code cell, and the cells of exercise 7.7 up to its first gap |
+# | **In a new kernel** | run the first code cell, `all_gather_sequence` and `GatherToRegion` |
 #
 # You will be able to:
 #
@@ -1317,7 +1354,7 @@ lab.show_ring_memory(ring_attention)
 def gathered_attention(q, k, v, positions, group):
     """Returns the attention to the keys of all ranks, which are all-gathered along the sequence."""
     k, v = (GatherToRegion.apply(x.transpose(1, 2), group).transpose(1, 2) for x in (k, v))
-    places = lab.all_gather_sequence(positions[None], group)[0]
+    places = all_gather_sequence(positions[None], group)[0]
     return lab.causal_attention(q, k, v, positions, places)
 
 
@@ -1353,7 +1390,7 @@ def ulysses_attention(q, k, v, positions, group):
     if k.shape[1] < group.size():  # a rank's query heads share one key head: a copy for each rank
         k, v = (x.repeat_interleave(group.size() // k.shape[1], dim=1) for x in (k, v))
     q, k, v = (Exchange.apply(x, 1, 2, group) for x in (q, k, v))  # (batch, heads/N, s, d)
-    places = lab.all_gather_sequence(positions[None], group)[0]
+    places = all_gather_sequence(positions[None], group)[0]
     return Exchange.apply(lab.causal_attention(q, k, v, places, places), 2, 1, group)
 
 

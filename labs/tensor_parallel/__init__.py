@@ -35,13 +35,7 @@ if TYPE_CHECKING:
     # isort: split
     # part C: the sequence, and torch's own
     from labs.tensor_parallel.dropout_streams import check_dropout_streams, show_masks
-    from labs.tensor_parallel.scaffold import map_output
-    from labs.tensor_parallel.sequence_collectives import (
-        all_gather_sequence,
-        join_sequence,
-        reduce_scatter_sequence,
-        split_sequence,
-    )
+    from labs.tensor_parallel.scaffold import split_hidden_states
     from labs.tensor_parallel.sequence_parallel import (
         check_sequence_parallel,
         show_activations,
