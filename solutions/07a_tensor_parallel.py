@@ -3,7 +3,7 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 365 minutes in three sittings; 30 for the optional exercise |
+# | **Time** | 355 minutes in three sittings; 30 for the optional exercise |
 # | **Needs** | any machine with 2 cores; no GPU |
 #
 # Under data parallelism, FSDP included, each rank has its own samples. Under tensor, sequence and
@@ -39,7 +39,7 @@ labs.warm_up()
 # %% [markdown]
 # ## Why data parallelism is not enough
 #
-# A rank needs at least one whole sequence under FSDP, and it gathers whole layers. More ranks shard
+# A rank needs at least one complete sequence under FSDP, and it gathers complete layers. More ranks shard
 # parameters, gradients and optimizer state further. They shrink neither the activations of that one
 # sequence nor a gathered layer. The next cell predicts the peak memory of one of 16,384 ranks in
 # bf16, with every layer checkpointed, for sequences of 8,192 and of 131,072 tokens.
@@ -323,7 +323,7 @@ lab.check_tensor_parallel(tensor_parallel)
 lab.show_shards(tensor_parallel, ranks=4)
 
 # %% [markdown]
-# **Notice:** column-parallel layers are split by rows of `weight`, row-parallel ones by columns.
+# Column-parallel layers are split by rows of `weight`, row-parallel ones by columns.
 #
 # Each rank has complete heads: 2 of 8 query heads, which are 32 rows, and the key and value head that
 # they share. The weights of the RMSNorm layers are replicated and tiny. But every rank still has the
@@ -557,7 +557,7 @@ lab.check_vocabulary_parallel(vocabulary_parallel_cross_entropy, vocabulary_para
 lab.show_loss_cost(vocabulary_parallel_cross_entropy)
 
 # %% [markdown]
-# **Notice:** on 4 ranks the peak is a quarter, and the bytes that a rank sends no longer depend on
+# On 4 ranks the peak is a quarter, and the bytes that a rank sends no longer depend on
 # the size of the vocabulary.
 
 # %% [markdown]
@@ -633,7 +633,7 @@ lab.show_norms(clip_grad_norm, vocabulary_parallel, fully_sharded_llama)
 # are then too small by the same factor.
 
 # %% [markdown]
-# ## Second sitting · 100 minutes
+# ## Second sitting · 80 minutes
 #
 # | | |
 # |:--|:--|
@@ -1102,7 +1102,7 @@ labs.launch(gradient_of_a_norm, ranks=2, quiet=True)
 # a norm's weight diverge.
 
 # %% [markdown]
-# ## Third sitting · 160 minutes
+# ## Third sitting · 120 minutes
 #
 # | | |
 # |:--|:--|

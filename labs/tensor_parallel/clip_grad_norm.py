@@ -79,7 +79,7 @@ def check_clip_grad_norm(clip_grad_norm: Callable, strategy: Callable):
     **settings) -> (module, optimizer): exercises 7.3 to 7.5 together, to be trained with it."""
     on_ranks(_try_all, clip_grad_norm, strategy)
     return ("the norm is that of the whole gradient on every rank, shards of all ranks and what is "
-            "replicated once, and one number travels; with attention, MLPs, embedding and head "
+            "replicated once, and one number is sent; with attention, MLPs, embedding and head "
             "divided, 5 clipped steps of Llama are the reference's on 2 and 4 ranks")
 
 
@@ -276,7 +276,7 @@ def judge_traffic_and_memory(strategy: Callable, tied: bool) -> None:
     names = sharded_names(whole) + [name for name, _ in models.trainable(whole) if name in NAMES]
     judge_resident_bytes(lambda: make(whole_model(tied)), batches,
                          ResidentBytes.of(whole, names, dist.get_world_size()),
-                         "with all matrices divided", HINTS)
+                         "with all matrices sharded", HINTS)
 
 
 def whole_model(tied: bool) -> nn.Module:
@@ -317,7 +317,7 @@ def _judge_norm(norm, norms):
                     code=wrong.code) from None
 
 
-LAYOUTS = ("only the vocabulary divided", "all matrices divided")
+LAYOUTS = ("only the vocabulary sharded", "all matrices sharded")
 
 
 @shows("7.6")

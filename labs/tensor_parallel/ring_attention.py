@@ -38,7 +38,7 @@ CASES = [("tokens in order", Shape(), contiguous_places),
          ("scores up to 300", Shape(1, 2, 1, 9, 8, scale=6.0), contiguous_places)]
 COUNTED = Shape(1, 4, 2, 32, 16)
 HINTS = {"contiguous": "A send takes contiguous memory only, and V comes transposed out of a "
-                       "linear layer: v.contiguous() before it travels.",
+                       "linear layer: v.contiguous() before it is sent.",
          "not part of group": PEERS, "Pair is not connected": PEERS}
 _UNFILLED = "Exercise 7.11"
 
@@ -160,7 +160,7 @@ def _raise_cause(sentence, got, causes):
         if value.shape == got.shape and _close(got, value):
             raise Wrong(f"{sentence}; it is {what}", hint, code=code)
     raise Wrong(sentence, "Print, on each rank and in each pass, whose keys it has: "
-                          "positions travel with them.",
+                          "positions are sent with them.",
                 code="differs_from_full_attention")
 
 
@@ -200,7 +200,7 @@ def forward_causes(sequence: WholeSequence) -> Iterator[Found]:
     own = [_part(sequence, source, values=rank) for source in order]
     yield ("values_stay", "the attention with its own values for the keys of every rank",
            _merged(own),
-           "V travels with K, in the same batch.")
+           "V is sent with K, in the same batch.")
     twice = [_part(sequence, source, scale=1 / math.sqrt(sequence.shape.d)) for source in order]
     yield ("scaled_twice", "the attention with the scores divided by √d twice", _merged(twice),
            "block_attention has divided them by √d.")

@@ -86,7 +86,7 @@ def _judge_passes(rank, phase, calls, passes, size, places):
     if sent > passes * size + 2 * places:
         raise Wrong(f"{rank} sends {sent:,} bytes in {phase}, {sent / size:.3g} times its {what}; "
                     f"{passes} passes are enough, {passes * size:,} bytes and the positions",
-                    "The last block needs no pass after it in forward; key and value heads travel "
+                    "The last block needs no pass after it in forward; key and value heads are sent "
                     "as few as they are, not once for each query head.", code="wrong_traffic")
 
 

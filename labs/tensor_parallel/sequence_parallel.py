@@ -276,7 +276,7 @@ def show_activations(tensor_parallel: Callable, sequence_parallel: Callable) -> 
                    {name: unit * value for name, value in formulas[-1].by_part().items()}],
                   size=unit, predicted=[*(unit * each.total for each in formulas[:-1]), None],
                   pale=(len(found),))
-    return side_by_side(["nothing divided", *_OURS, "inputs gathered again"], [panel],
+    return side_by_side(["nothing sharded", *_OURS, "inputs gathered again"], [panel],
                         f"total by the memory meter at the end of forward: {totals}")
 
 
