@@ -6,12 +6,29 @@ import functools
 import torch
 import torch.distributed as dist
 import torch.distributed.tensor.parallel as tp
+import torch.nn.functional as F
 from _build.definitions import definitions
 from torch.distributed.device_mesh import init_device_mesh
 
 import labs.tensor_parallel as lab
+from labs.tensor_parallel.sequence_collectives import join_sequence, split_sequence
 
 right = definitions("07a_tensor_parallel")
+
+
+class RowToPiece(right.RowParallelLinear):
+    """A row-parallel layer whose output is this rank's tokens; its bias has a partial gradient."""
+
+    def forward(self, x):
+        piece = right.ReduceScatterFromRegion.apply(F.linear(x, self.weight), self.group)
+        return piece if self.bias is None else piece + self.bias
+
+
+def sum_gradients(model, group):
+    """Sums the partial gradients of norms and biases over the group."""
+    for name, parameter in model.named_parameters():
+        if "norm" in name or name.endswith(("o_proj.bias", "down_proj.bias")):
+            right.sum_gradient(parameter, group)
 
 
 def parallel(model, optimizer_class, group=None, *, row=None, enter=None, matrices_enter=False,
@@ -19,7 +36,7 @@ def parallel(model, optimizer_class, group=None, *, row=None, enter=None, matric
     """The solution of 7.7, with other parts: enter, split, join (hidden states, group), row(linear,
     group), gradients(model, group); change(model) comes before the optimizer is made."""
     group = group or dist.group.WORLD
-    row = row or right.RowParallelToPiece
+    row = row or RowToPiece
     enter = enter or right.GatherToRegion.apply
     for layer in model.model.layers:
         for module, names in ((layer.self_attn, "q k v o"), (layer.mlp, "gate up down")):
@@ -31,9 +48,10 @@ def parallel(model, optimizer_class, group=None, *, row=None, enter=None, matric
                        else [module])
             for entry in entered:
                 lab.map_input(entry, lambda piece: enter(piece, group))
-    lab.map_input(model.model.layers[0], lambda x: (split or lab.split_sequence)(x, group))
-    lab.map_output(model.model.norm, lambda x: (join or lab.join_sequence)(x, group))
-    (gradients or right.sum_gradients)(model, group)
+    lab.map_input(model.model.layers[0], lambda x: (split or split_sequence)(x, group))
+    model.model.norm.register_forward_hook(
+        lambda _, __, piece: (join or join_sequence)(piece, group))
+    (gradients or sum_gradients)(model, group)
     change(model)
     return model, optimizer_class(model.parameters(), **settings)
 
@@ -48,7 +66,7 @@ def torchs(model, optimizer_class, *, without=(), outside=None, group=None, rank
     """The strategy of 7.9, with entries of the plan for a layer left out (without) or others in
     their place (plan); change(model, optimizer) comes at the end."""
     mesh = init_device_mesh("cpu", (ranks or dist.get_world_size(),))
-    entries = {**right.layer_plan(), **(plan or {})}
+    entries = {**right.ENTRIES, **right.layer_plan(), **(plan or {})}
     layers = {f"model.layers.*.{name}": style for name, style in entries.items()
               if name not in without}
     model = tp.parallelize_module(model, mesh, {**right.OUTSIDE, **(outside or {}), **layers})

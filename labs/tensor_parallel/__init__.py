@@ -35,14 +35,7 @@ if TYPE_CHECKING:
     # isort: split
     # part C: the sequence, and torch's own
     from labs.tensor_parallel.dropout_streams import check_dropout_streams, show_masks
-    from labs.tensor_parallel.kept_activations import layer_activations
-    from labs.tensor_parallel.scaffold import map_output
-    from labs.tensor_parallel.sequence_collectives import (
-        all_gather_sequence,
-        join_sequence,
-        reduce_scatter_sequence,
-        split_sequence,
-    )
+    from labs.tensor_parallel.scaffold import split_hidden_states
     from labs.tensor_parallel.sequence_parallel import (
         check_sequence_parallel,
         show_activations,
@@ -70,6 +63,5 @@ if TYPE_CHECKING:
     from labs.tensor_parallel.muon_update import check_muon_update, show_sharded_muon
     from labs.tensor_parallel.ring_attention import check_ring_attention, show_ring_memory
     from labs.training.muon import newton_schulz, pieces_of
-    from labs.workers.collectives import reduce_scatter_single
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__)

@@ -276,7 +276,7 @@ def judge_traffic_and_memory(strategy: Callable, tied: bool) -> None:
     names = sharded_names(whole) + [name for name, _ in models.trainable(whole) if name in NAMES]
     judge_resident_bytes(lambda: make(whole_model(tied)), batches,
                          ResidentBytes.of(whole, names, dist.get_world_size()),
-                         "with all matrices divided", HINTS)
+                         "with all matrices sharded", HINTS)
 
 
 def whole_model(tied: bool) -> nn.Module:
@@ -317,7 +317,7 @@ def _judge_norm(norm, norms):
                     code=wrong.code) from None
 
 
-LAYOUTS = ("only the vocabulary divided", "all matrices divided")
+LAYOUTS = ("only the vocabulary sharded", "all matrices sharded")
 
 
 @shows("7.6")

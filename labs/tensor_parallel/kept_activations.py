@@ -15,7 +15,6 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from labs.training import hf_configs
 from labs.training.models import blocks
 
 NORMS, INPUTS, INSIDE = "norms", "inputs of attention and MLP", "inside attention and MLP"
@@ -57,12 +56,6 @@ def whole_layer(config) -> LayerActivations:
     return LayerActivations(
         norms=2 * (2 + 1 / hidden), inputs=2,
         inside=2 + keys_and_values + heads / hidden + 4 * config.intermediate_size / hidden)
-
-
-def layer_activations(name: str) -> LayerActivations:
-    """Returns what a layer of the Llama with this name keeps that one rank has whole. Raises
-    ValueError where there is no such model."""
-    return whole_layer(hf_configs.config(name))
 
 
 def predicted(config, ranks: int) -> dict[str, LayerActivations]:

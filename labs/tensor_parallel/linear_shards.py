@@ -32,7 +32,7 @@ def check_linear_shards(column_shard: Callable, RowParallelLinear: Callable):
     on_ranks(_try_both, column_shard, RowParallelLinear)
     return ("a column-parallel and a row-parallel layer give the outputs and gradients of whole "
             "ones on 2, 3 and 4 ranks and on a group of 2 of them; each rank holds 1/t of the "
-            "weights and sends one all-reduce in forward; sizes that do not divide are refused")
+            "weights and sends one all-reduce in forward; uneven sizes are refused")
 
 
 def _try_both(column_shard, row_parallel):

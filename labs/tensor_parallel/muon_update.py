@@ -240,7 +240,7 @@ def _judge_traffic(calls):
     most = 4 * sum((len(pieces) - 1) * math.prod(COUNTED[0]) for pieces in crossing)
     sent = sum(call.bytes * (1 if call.kind == "send" else (ranks - 1) / ranks)
                for call in calls if call.kind not in (*_REDUCING, "recv", "barrier"))
-    # A matrix that lies on one rank whole must not be sent.
+    # A matrix that lies on one rank must not be sent.
     if sent > most:
         raise Wrong(f"rank {rank} of {ranks} sends {sent:,.0f} bytes of momentum; it has a piece "
                     f"of {len(crossing)} matrices on a boundary, which need at most {most:,}",
@@ -278,7 +278,7 @@ def show_sharded_muon() -> Picture:
         f"{name}, on ranks {min(layout[name])} and {max(layout[name])}" for name in cut]
     share = sum(mean[name].numel() for name in cut) / sum(m.numel() for m in mean.values())
     note = (f"{len(names)} matrices, shards of {shard_length(shapes, _RANKS):,} elements.\nThe "
-            f"{len(cut)} on a boundary have {share:.0%} of the elements: only these must be sent.")
+            f"{len(cut)} on a boundary have {share:.0%} of the elements: only these are sent.")
     colour = palette.MEMORY["optimizer state"]
     panels = [Panel(title, "% off, of the update's norm", [max(errors[name] for name in others),
                                                       *(errors[name] for name in cut)],

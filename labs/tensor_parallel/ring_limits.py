@@ -86,8 +86,8 @@ def _judge_passes(rank, phase, calls, passes, size, places):
     if sent > passes * size + 2 * places:
         raise Wrong(f"{rank} sends {sent:,} bytes in {phase}, {sent / size:.3g} times its {what}; "
                     f"{passes} passes are enough, {passes * size:,} bytes and the positions",
-                    "The last block needs no pass after it in forward; key and value heads are "
-                    "sent once, not once for each query head.", code="wrong_traffic")
+                    "The last block needs no pass after it in forward. Send key and value heads "
+                    "once, not once for each query head that uses them.", code="wrong_traffic")
 
 
 def judge_growth(ring_attention: Callable, whole: dist.ProcessGroup,

@@ -3,8 +3,11 @@
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.hooks import RemovableHandle
+
+from labs.tensor_parallel.sequence_collectives import join_sequence, split_sequence
 
 
 def map_input(module: nn.Module,
@@ -32,8 +35,10 @@ def set_loss(model: nn.Module,
     model.loss_function = loss
 
 
-def map_output(module: nn.Module,
-               function: Callable[[torch.Tensor], torch.Tensor]) -> RemovableHandle:
-    """Registers a hook: whenever `module` has been called, `function` is applied to its output, a
-    tensor. Returns the hook's handle."""
-    return module.register_forward_hook(lambda _, __, output: function(output))
+def split_hidden_states(model: nn.Module, group: dist.ProcessGroup) -> None:
+    """Makes the hidden states of a Hugging Face Llama s/t tokens on each rank, from its first layer
+    to its last norm. Backward gathers the gradients before the first layer; after the last norm it
+    takes this rank's tokens of a gradient that all ranks have alike."""
+    map_input(model.model.layers[0], lambda hidden: split_sequence(hidden, group))
+    # A forward hook's result replaces the module's output.
+    model.model.norm.register_forward_hook(lambda _, __, piece: join_sequence(piece, group))

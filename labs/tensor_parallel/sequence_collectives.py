@@ -1,5 +1,5 @@
-"""The sequence in t equal pieces, one for each rank of a tensor-parallel group: the two collectives
-along it, and the borders of the region in which hidden states are pieces.
+"""The sequence in t equal pieces, one for each rank of a tensor-parallel group: the borders of the
+region in which hidden states are pieces.
 
 Hidden states have the shape (batch, sequence, hidden); pieces are cut along dimension 1 and stand
 in the order of the group's ranks.
@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from labs.words import counted
-from labs.workers.collectives import all_gather_single, reduce_scatter_single
+from labs.workers.collectives import all_gather_single
 
 
 def all_gather_sequence(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -20,16 +20,6 @@ def all_gather_sequence(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tens
     # The collective joins along dimension 0; the sequence is dimension 1: (t, b, s/t, h), (b, t,
     # s/t, h), (b, s, h).
     return stacked.unflatten(0, (ranks, batch)).transpose(0, 1).flatten(1, 2)
-
-
-def reduce_scatter_sequence(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Returns this rank's piece (b, s/t, h) of the sum of all ranks' x (b, s, h). Not
-    differentiable. Raises ValueError if the ranks do not divide the sequence."""
-    pieces = _pieces(x.detach(), group)
-    own = torch.empty_like(pieces[0], memory_format=torch.contiguous_format)
-    # Split along dimension 0 by the collective: (t·b, s/t, h), piece r for rank r.
-    reduce_scatter_single(own, torch.cat(pieces), group=group)
-    return own
 
 
 def split_sequence(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

@@ -69,7 +69,7 @@ COLLECTIVE_HINTS = {
                       "each entry."}
 _PARTS_HINT = ("Each rank's norms see s/t tokens, so their gradients are parts of a sum; so are "
                "those of biases that are added to a piece. Sum them over the group, once: "
-               "parameter.register_hook(function).")
+               "sum_gradient(parameter, group).")
 LAYER_MISTAKES = (
     # first: means, too, add up to the reference's
     LayerMistake(
@@ -81,13 +81,13 @@ LAYER_MISTAKES = (
         lambda found: _is_replicated(found.name) and close(found.total, found.want)),
     LayerMistake(
         "gradient_not_summed", "it is the gradient of this rank's tokens only: those of all ranks "
-        "add up to the reference's", "The embedding is whole on each rank: lab.split_sequence "
-        "gathers the gradients of all pieces.",
+        "add up to the reference's", "The embedding is replicated: lab.split_hidden_states "
+        "gathers the gradients of all pieces before the first layer.",
         lambda found: "embed" in found.name and close(found.total, found.want)),
     LayerMistake(
         "summed_too_often", "it is {ranks} times the reference's",
         "After the last norm all ranks compute the same, so a sum over the ranks counts it once "
-        "for each: lab.join_sequence. Gradients of norms are summed once.",
+        "for each: lab.split_hidden_states. Gradients of norms are summed once.",
         lambda found: close(found.got, found.ranks * found.want)),
     LayerMistake(
         "neither_full_nor_part", "it is neither the reference's nor this rank's part of it",
@@ -276,7 +276,7 @@ def show_activations(tensor_parallel: Callable, sequence_parallel: Callable) -> 
                    {name: unit * value for name, value in formulas[-1].by_part().items()}],
                   size=unit, predicted=[*(unit * each.total for each in formulas[:-1]), None],
                   pale=(len(found),))
-    return side_by_side(["nothing divided", *_OURS, "inputs gathered again"], [panel],
+    return side_by_side(["nothing sharded", *_OURS, "inputs gathered again"], [panel],
                         f"total by the memory meter at the end of forward: {totals}")
 
 

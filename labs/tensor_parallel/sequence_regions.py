@@ -13,7 +13,7 @@ from labs.meters.traffic import CollectiveCall, Traffic
 from labs.tensor_parallel.regions import read_tensor
 
 GATHER, SCATTER = "GatherToRegion", "ReduceScatterFromRegion"
-_KINDS = {"all_gather": "lab.all_gather_sequence", "reduce_scatter": "lab.reduce_scatter_sequence"}
+_KINDS = {"all_gather": "all_gather_sequence", "reduce_scatter": "reduce_scatter_sequence"}
 # Of a piece: batch, tokens, hidden. 2, 3 and 4 ranks divide the first one's tokens once more, so
 # that the two functions in each other's place return a shape that can be named.
 SHAPES = ((2, 12, 5), (1, 1, 4), (3, 2, 1))

@@ -234,7 +234,7 @@ def _held_words(found, layer, ranks) -> list[str]:
     kept = [each for each in found if ".layers." not in each.name and each.dimension is None]
     names = ", ".join(each.name.removeprefix("model.").removesuffix(".weight") for each in kept)
     lines = [f"This layer has {whole:,} parameters; a rank has {own:,.0f}.",
-             f"Whole on every rank: its norms, {sum(map(_size, norms)):,};"]
+             f"Replicated: its norms, {sum(map(_size, norms)):,};"]
     return [*lines, f"outside the layers {names}: {sum(map(_size, kept)):,}."]
 
 

@@ -194,7 +194,7 @@ def show_loss_cost(vocabulary_parallel_cross_entropy: Callable, ranks: int = 4) 
               Panel("memory at the peak", "MB", [measured[name].peak for name in LOSS_KINDS], 1e6,
                     [predicted[name].peak for name in LOSS_KINDS],
                     colour=palette.MEMORY["activations"])]
-    rows = ["logits\ngathered", "logits\ndivided"]
+    rows = ["logits\ngathered", "logits\nsharded"]
     return side_by_side(rows, panels, note=_of_llama_3(ranks))
 
 

@@ -1,4 +1,4 @@
-"""Trains a Llama whose matrices are cut over some ranks, in replicas whose states are sharded:
+"""Trains a Llama with tensor parallelism, in replicas that FSDP shards:
 torchrun --standalone --nproc-per-node 4 tp.py --tensor 2"""
 import argparse
 import os
@@ -41,8 +41,8 @@ def setup():  # as in ddp.py
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
-# Exercise 7.28: cuts embedding, projections and head over the mesh's dimension "tensor", then shards
-# each layer and the rest over its dimension "data"; a rank's logits are whole
+# Exercise 7.28: shards embedding, projections and head over the mesh's dimension "tensor", then each
+# layer and the rest over its dimension "data"; every rank has all logits
 def parallelize(model, mesh):
     ### BEGIN SOLUTION
     columns, rows = ColwiseParallel(), RowwiseParallel()

@@ -259,7 +259,7 @@ def test_clipping_that_ends_its_launch_is_rejected():
 
 
 def with_a_scale_on_one_rank(model, optimizer_class, **settings):
-    module, optimizer = right.whole_llama(model, optimizer_class, **settings)
+    module, optimizer = right.fully_sharded_llama(model, optimizer_class, **settings)
     if dist.get_rank() == 1:
         model.lm_head.weight.register_hook(lambda gradient: gradient / 2)
     return module, optimizer
@@ -283,7 +283,7 @@ def test_what_is_trained_with_clipping():
     wrong = gate.some_of(WRONG_STRATEGIES)
     answers = [(right.clip_grad_norm, strategy) for strategy, _ in wrong]
     *verdicts, last = judge_in_one_launch(
-        lab.check_clip_grad_norm, [*answers, (by_torch, right.whole_llama)], 2)
+        lab.check_clip_grad_norm, [*answers, (by_torch, right.fully_sharded_llama)], 2)
     for (strategy, words), verdict in zip(wrong, verdicts, strict=True):
         print(f"{strategy.__name__} → {verdict.sentence}")
         assert_rejected(verdict, words)

@@ -7,11 +7,10 @@ import pytest
 import torch
 from _build.definitions import definitions
 
-import labs.tensor_parallel as lab
 from labs.tensor_parallel import layer_records
 from labs.tensor_parallel.kept_activations import predicted, saved_by_part, whole_layer
 from labs.tensor_parallel.kept_memory import StorageRef
-from labs.training import models
+from labs.training import hf_configs, models
 from labs.workers.launcher import launch
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -33,11 +32,9 @@ def test_the_formula_is_what_the_memory_meter_finds():
 
 def test_llama_3_8b_keeps_45_bytes_of_sbh():
     # Notebook 07a: 6 + 16.5 numbers, and 773 GB for 131,072 tokens in 32 layers.
-    kept = lab.layer_activations("Llama-3-8B")
+    kept = whole_layer(hf_configs.config("Llama-3-8B"))
     assert round(kept.norms + kept.inputs, 2) == 6.0 and round(kept.inside, 1) == 16.5
     assert round(2 * kept.total * 131_072 * 4096 * 32 / 1e9) == 773
-    with pytest.raises(ValueError, match="no model"):
-        lab.layer_activations("Llama-9")
 
 
 def test_what_is_saved_is_freed_without_a_backward():

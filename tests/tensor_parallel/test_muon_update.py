@@ -27,7 +27,7 @@ RANKS = 4  # on which most answers are judged, all in one launch
 def mean_of(local, momentum, group):
     """This rank's shard of the mean over ranks of a flat tensor."""
     mean = torch.empty_like(momentum)
-    lab.reduce_scatter_single(mean, local / group.size(), group=group)
+    dist.reduce_scatter_single(mean, local / group.size(), group=group)
     return mean
 
 

@@ -28,6 +28,7 @@ from labs.tensor_parallel.context_parallel import (
     predicted_sent,
 )
 from labs.tensor_parallel.ring_cases import Shape, WholeSequence, contiguous_places, shuffled_places
+from labs.tensor_parallel.sequence_collectives import join_sequence
 from labs.workers.launcher import launch
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -69,8 +70,8 @@ def heads_confused(q, k, v, positions, group):
 
 def own_gradients(q, k, v, positions, group):
     """Gathering whose backward keeps what this rank's queries contribute."""
-    k, v = (lab.join_sequence(x.transpose(1, 2), group).transpose(1, 2) for x in (k, v))
-    places = lab.all_gather_sequence(positions[None], group)[0]
+    k, v = (join_sequence(x.transpose(1, 2), group).transpose(1, 2) for x in (k, v))
+    places = right.all_gather_sequence(positions[None], group)[0]
     return lab.causal_attention(q, k, v, positions, places)
 
 
