@@ -37,6 +37,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import labs
@@ -68,7 +69,7 @@ print(f"all-reduced by tensor parallelism in a stage: {layers // 8 * 4 * stream 
 # Here two ranks train on two micro-batches. The first list is rank 0's.
 
 # %%
-lab.draw_schedule([[F(0), F(1), B(0), B(1)], [F(0), B(0), F(1), B(1)]], micro_batches=2)
+lab.show_schedule([[F(0), F(1), B(0), B(1)], [F(0), B(0), F(1), B(1)]], micro_batches=2)
 
 # %% [markdown]
 # A forward takes one *slot*. A backward takes two, because it computes two matrix products for each one
@@ -134,8 +135,7 @@ lab.show_schedules(gpipe, ranks=4, micro_batches=8)
 # a stage of GPT-3 whose layers are also sharded by tensor and sequence parallelism over 8 GPUs of 80 GB.
 
 # %%
-activations = layers // 8 * lab.korthikanti(1, s, h, heads=96, tensor_parallel=8,
-                                            sequence_parallel=True, recompute="selective")
+activations = layers // 8 * 34 * s * h / 8  # 34·s·b·h bytes a layer (notebook 01), sharded by 8
 for m in (8, 64):
     print(f"GPipe, {m:2} micro-batches: {m * activations / 1e9:5.1f} GB of activations on a GPU")
 
@@ -422,13 +422,13 @@ print(f"b·s·h of one sequence, in 16 bits: {2 * sequence * hidden / 1e6:.0f} M
 
 # %%
 def exchange():
-    tensor = torch.ones(1_000_000, device=lab.wire_device())
+    tensor = torch.ones(1_000_000)
     other = 1 - dist.get_rank()
     dist.send(tensor, other)  # returns when the other rank has received
     dist.recv(tensor, other)
 
 
-lab.diagnose(exchange, ranks=2)
+lab.diagnose(exchange, ranks=2, device="cpu")
 
 # %% [markdown]
 # Both ranks wait in `send`, so neither reaches its `recv`: a deadlock. With NCCL the same
@@ -455,7 +455,7 @@ lab.diagnose(exchange, ranks=2)
 # the last norm and the head. It takes hidden states and returns logits.
 
 # %%
-lab.make_stages(lab.small_llama(layers=3), layers=[1, 2], numbers=[1])[1]
+lab.show_stage(layers=[1, 2], number=1)
 
 # %% [markdown]
 # The loss is a mean over tokens. But micro-batches can have different numbers of targets, because
@@ -483,9 +483,9 @@ labs.guess("7.18", "mean loss of 10 targets at 4 and 90 at 2", my_guess)
 # b·s·h numbers*
 #
 # `stages[number]` are this rank's stages. `micro_batches[i]` has `"input_ids"` and `"targets"`.
-# `lab.sum_of_losses(logits, targets)` sums the losses that count. Begin with the forward.
-# It returns what the backward will need: the stage's input and its output. On the last stage
-# the output is the loss, divided by `targets`, the number in all micro-batches.
+# `nn.functional.cross_entropy` takes logits of two dimensions, and ignores targets of -100. Begin with the forward.
+# It returns the stage's input and its output. On the last stage the output is the sum of the losses,
+# divided by `targets`, the number in all micro-batches.
 
 # %%
 # Exercise 7.18: receive, compute, send
@@ -495,7 +495,8 @@ def run_forward(action, stages, batch, targets, links):
     given = batch["input_ids"] if received is None else received.requires_grad_()
     output = stages[action.stage](given)
     if links.is_last(action):
-        return given, lab.sum_of_losses(output, batch["targets"]) / targets
+        logits, wanted = output.flatten(0, 1), batch["targets"].flatten()
+        return given, nn.functional.cross_entropy(logits, wanted, reduction="sum") / targets
     links.send(action, output)
     return given, output
     ### END SOLUTION
@@ -508,7 +509,8 @@ def run_forward(action, stages, batch, targets, links):
 # %%
 # Exercise 7.18: all actions of a rank, in order
 def run_actions(actions, stages, micro_batches, links):
-    kept, loss, targets = {}, 0.0, lab.count_targets(micro_batches)
+    kept, loss = {}, 0.0
+    targets = sum((batch["targets"] != -100).sum().item() for batch in micro_batches)
     for action in actions:
         key, batch = (action.stage, action.micro_batch), micro_batches[action.micro_batch]
         ### BEGIN SOLUTION
@@ -577,20 +579,17 @@ lab.show_measured(zb_h1, ranks=4, micro_batches=6)
 # ## Load balance of stages
 #
 # All ranks wait for the slowest stage. An embedding is a look-up, which costs almost nothing. The head
-# multiplies with the whole vocabulary. The cell gives the cost of each part of Llama-3-8B in layers:
-# the parameters that multiply each token, divided by those of a layer.
+# multiplies with the whole vocabulary. The cell computes the costs of the parts of Llama-3-8B in layers,
+# from the parameters that multiply each token. It then measures forward and backward of a small
+# Llama with the same proportions. (The embedding's backward writes a gradient for the whole
+# vocabulary.)
 
 # %%
-lab.llama_3_costs()
-
-# %% [markdown]
-# The same in seconds, forward and backward, for a small Llama with the same proportions on this
-# machine. (The embedding's backward writes a gradient for the whole vocabulary. With as few tokens as
-# here, that takes a visible time.)
-
-# %%
-seconds = lab.part_seconds()
-{part: f"{1e3 * value:.2f} ms" for part, value in seconds.items()}
+width, kv_width, ffn_width, words = 4096, 1024, 14336, 128256
+layer_cost = 2 * width * width + 2 * width * kv_width + 3 * width * ffn_width
+costs = [0, *[1] * 32, width * words / layer_cost]  # embedding, layers, head
+print(f"the head costs as much as {costs[-1]:.2f} layers")
+lab.show_part_seconds()
 
 # %% [markdown]
 # Llama-3-8B has an embedding, 32 layers and a head: 34 parts. With 8 stages of 4 or 5 parts each, in
@@ -644,9 +643,7 @@ lab.check_split_layers(split_layers)
 # </details>
 
 # %%
-costs = lab.llama_3_costs()
-parts = [costs["embedding"], *[costs["layer"]] * 32, costs["head"]]
-lab.show_split(split_layers, parts, ranks=8)
+lab.show_split(split_layers, costs, ranks=8)
 
 # %% [markdown]
 # **Notice:** with equally many parts on each rank, the last stage is the slowest, because the head costs
@@ -659,9 +656,41 @@ lab.show_split(split_layers, parts, ranks=8)
 # %% [markdown]
 # ## The same in torch: torch.distributed.pipelining
 #
-# `torch.distributed.pipelining` has the schedules as classes. Its runtime also reads a list like
-# yours, as text with cells such as `0F0,1I2,1W2`, and inserts the sends and receives itself. That is
-# private (`_load_csv`), so if a version of torch lacks it, the lab's own runner executes the list.
+# torch has this runner. A `PipelineStage` wraps the module of a rank. A schedule such as `Schedule1F1B`
+# executes it: `step` splits the batch into micro-batches, sends, receives and runs backward. The first
+# stage gets the batch, the last stage the targets and a list for the losses. You call the optimizer.
+
+# %%
+def make_half():
+    """This rank's half of a model of four layers."""
+    torch.manual_seed(0)  # each rank makes the same model, and keeps two layers of it
+    model = nn.Sequential(nn.Embedding(256, 64), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 256))
+    return model[2 * dist.get_rank():][:2].to(labs.device())
+
+# %%
+def pipelined(steps):
+    half, batch, means = make_half(), torch.arange(256, device=labs.device()), []
+    stage = PipelineStage(half, dist.get_rank(), num_stages=2, device=labs.device())
+    schedule = Schedule1F1B(stage, n_microbatches=4, loss_fn=nn.functional.cross_entropy)
+    sgd = torch.optim.SGD(half.parameters(), lr=1.0)
+    for _ in range(steps):
+        losses = []
+        if stage.is_first:
+            schedule.step(batch)
+        else:
+            schedule.step(target=batch, losses=losses)
+        sgd.step()
+        sgd.zero_grad()
+        means.append(sum(loss.item() for loss in losses) / 4)
+    return means  # zeros on the first stage
+
+# %%
+labs.launch(pipelined, 3, ranks=2)
+
+# %% [markdown]
+# torch's runtime also reads a schedule like yours, as text with cells such as `0F0,1I2,1W2`, and inserts
+# the sends and receives itself. That is private (`_load_csv`), so if a version of torch lacks it, the
+# lab's own runner executes your list. The table trains a small Llama by seven schedules.
 
 # %%
 lab.show_runtimes(one_f_one_b, zb_h1)
@@ -681,8 +710,7 @@ lab.show_runtimes(one_f_one_b, zb_h1)
 # step. How large is that parameter in a small model with Llama-3's vocabulary?
 
 # %%
-vocabulary, hidden = 128_256, 2048
-print(f"Llama-3.2-1B, tied: {vocabulary * hidden / 1e6:.0f} of 1,236 million parameters")
+print(f"Llama-3.2-1B, tied: {128_256 * 2048 / 1e6:.0f} of 1,236 million parameters")
 
 # %% [markdown]
 # ### Exercise 7.20 · Clipping across stages
@@ -813,47 +841,6 @@ lab.show_mesh(group)
 # There the four all-reduces of every layer cross a link with about a tenth of the bytes per second.
 
 # %% [markdown]
-# ### Exercise 7.22 · A printed mistake
-#
-# *Difficulty 1 of 5 · 5 minutes · target: the wrong row of Llama 3's table, and every wrong row of four
-# others*
-#
-# The product of the four sizes is the number of GPUs. One row of table 4 of the Llama 3 report (arXiv
-# 2407.21783), as first printed, does not obey that. `wrong_rows(rows)` gives, for each such row, its
-# number and the data-parallel size that is left. A row has `gpus`, `tensor`, `context`, `pipeline`,
-# `data`.
-
-# %%
-for row in lab.LLAMA_3:
-    print(row)
-
-# %%
-# Exercise 7.22: rows whose sizes do not fit
-def wrong_rows(rows):
-    ### BEGIN SOLUTION
-    found = {}
-    for number, row in enumerate(rows):
-        left = row.gpus // (row.tensor * row.context * row.pipeline)
-        if left != row.data:
-            found[number] = left
-    return found
-    ### END SOLUTION
-
-# %%
-lab.check_wrong_rows(wrong_rows)
-
-# %%
-for row in lab.LLAMA_3:
-    sequences = 2**24 / (row.sequence * row.data)
-    print(f"16M tokens a step are {sequences:.0f} sequences on each replica, as printed: {row}")
-
-# %% [markdown]
-# **Notice:** the table also prints 16M tokens for every row, and 32, 16 and 16 sequences for each
-# replica. The last row as printed would need 32; with your size it needs 16. Version 3 of the PDF
-# (23 November 2024) prints your size, too. The copies of the text from which our row was read do not
-# say which version they are.
-
-# %% [markdown]
 # ## 3D parallelism on eight ranks
 #
 # Two replicas, each of two stages, each of two tensor-parallel ranks: 2 × 2 × 2. You know the parts:
@@ -926,31 +913,25 @@ lab.show_three_dimensions(parallelize)
 # %% [markdown]
 # ## Memory of one rank
 #
-# 32.7 GB of states fit on an A100, and ZeRO-1 divides the optimizer state by data × context ranks. A
-# rank also needs memory for activations. Stage 0 has p micro-batches in flight, and the embedding; the
-# last stage has one, and the head.
-#
-# | `job` | is |
-# |:--|:--|
-# | `layer_parameters`, `embedding_parameters` | of one layer; of the embedding, and of the head |
-# | `bytes_per_parameter` | with `.parameters`, `.gradients`, `.optimizer_state` |
-# | `sequence`, `shape.vocabulary`, `shape.tied` | tokens; tokens; whether both are one matrix |
+# The 18 bytes of states per parameter are 2 for the parameter, 4 for its gradient and 12 for the optimizer
+# state. ZeRO-1 divides the optimizer state by the number of data-parallel ranks. A
+# rank also needs memory for activations. Stage 0 has p micro-batches in flight, and the embedding. The
+# last stage has one in flight, and the head.
 
 # %% [markdown]
-# | `plan` | is |
+# | | is |
 # |:--|:--|
-# | `data`, `tensor`, `pipeline`, `context` | sizes of the dimensions |
-# | `sharding`, `micro_batch` | "DDP" or "ZeRO-1"; sequences of a micro-batch |
-# | `layers(job, stage)` | layers of a stage |
-# | `micro_batches(job)` | micro-batches of a step |
-#
-# `lab.layer_activations(job, plan)` gives the bytes that one layer saves for one micro-batch (notebook
-# 01), and `lab.LOGIT_BYTES` the bytes for each logit at the peak of the loss.
+# | `job.layer_parameters` | the parameters of one layer |
+# | `job.embedding_parameters` | those of the embedding; the head has as many |
+# | `plan.data`, `plan.tensor`, `plan.pipeline` | the sizes of the dimensions |
+# | `plan.layers(job, stage)` | the layers of a stage |
+# | `plan.micro_batches(job)` | the micro-batches of a step, on each replica |
+# | `lab.layer_activations(job, plan)` | the bytes that one layer saves for one micro-batch (notebook 01) |
 
 # %%
-plan = lab.Plan(data=32, pipeline=12, tensor=8, sharding="ZeRO-1", micro_batch=1)
-print(plan, "|", plan.layers(job, 0), "layers,", plan.micro_batches(job), "micro-batches")
-print(f"{lab.layer_activations(job, plan) / 1e6:.0f} MB of a layer; {job.bytes_per_parameter}")
+plan = lab.Plan(data=32, tensor=8, pipeline=12, sharding="ZeRO-1", micro_batch=1)
+print(plan, "|", plan.layers(job, stage=0), "layers,", plan.micro_batches(job), "micro-batches")
+print(f"{lab.layer_activations(job, plan) / 1e6:.0f} MB of a layer's activations")
 
 # %%
 # A guess, for exercise 7.24
@@ -962,27 +943,22 @@ labs.guess("7.24", "GB on a rank of stage 0", my_guess)
 # %% [markdown]
 # ### Exercise 7.24 · The memory of one rank
 #
-# *Difficulty 3 of 5 · 20 minutes · target: five parts, right to 0.2 % for 23 ranks of 10 plans*
+# *Difficulty 3 of 5 · 15 minutes · target: four parts, right to 0.2 % for 23 ranks of 9 plans*
 #
-# Return a dictionary with "parameters", "gradients", "optimizer state", "activations" and "logits", in
-# bytes, for 1F1B with one chunk a stage. The norms, which tensor parallelism does not cut, are too
-# small to matter. Tied embeddings on two stages are two matrices.
+# Return a dictionary with "parameters", "gradients", "optimizer state" and "activations", in bytes,
+# for 1F1B and ZeRO-1. Tensor parallelism shards all matrices; the norms, which it does not shard, are too
+# small to matter. The embedding and the head are two matrices.
 
 # %%
 # Exercise 7.24: bytes of one rank of a stage
 def rank_memory(job, plan, stage):
     ### BEGIN SOLUTION
-    is_last, kept = stage == plan.pipeline - 1, job.bytes_per_parameter
-    matrices = (stage == 0) + (is_last and (plan.pipeline > 1 or not job.shape.tied))
+    matrices = (stage == 0) + (stage == plan.pipeline - 1)
     own = plan.layers(job, stage) * job.layer_parameters + matrices * job.embedding_parameters
     own /= plan.tensor
-    shards = plan.data * plan.context if plan.sharding == "ZeRO-1" else 1
     in_flight = min(plan.pipeline - stage, plan.micro_batches(job))
-    tokens = plan.micro_batch * job.sequence / plan.context
-    return {"parameters": kept.parameters * own, "gradients": kept.gradients * own,
-            "optimizer state": kept.optimizer_state * own / shards,
-            "activations": plan.layers(job, stage) * lab.layer_activations(job, plan) * in_flight,
-            "logits": is_last * lab.LOGIT_BYTES * tokens * job.shape.vocabulary / plan.tensor}
+    return {"parameters": 2 * own, "gradients": 4 * own, "optimizer state": 12 * own / plan.data,
+            "activations": plan.layers(job, stage) * lab.layer_activations(job, plan) * in_flight}
     ### END SOLUTION
 
 # %%
@@ -1004,19 +980,18 @@ lab.show_stages(rank_memory, job, plan)
 
 # %% [markdown]
 # **Notice:** the bars become lower from left to right, because each stage has one micro-batch fewer in
-# flight than the stage before it.
+# flight than the stage before it. (The lab adds the logits of the last stage.)
 #
 # The optimizer state, two thirds of all states in notebook 03, is less than 1 GB, because ZeRO-1
-# divides it by 32. Three quarters of the GPU stay empty. So how many stages does this job need? The cell
-# uses the same memory model, and notebook 06's model of a step's seconds.
+# divides it by 32. Three quarters of the GPU stay empty.
+
+# %% [markdown]
+# So how many stages does this job need? The table uses the same memory model, and notebook 06's model of
+# a step's seconds.
 
 # %%
-for stages in (1, 2, 4, 6, 12, 24):
-    fewer = lab.Plan(data=384 // stages, pipeline=stages, tensor=8)
-    gb = sum(lab.largest_rank(job, fewer)[1].values()) / 1e9
-    parts = lab.step_parts(job, fewer)
-    print(f"PP {stages:2}: {gb:5.1f} GB, fits: {str(lab.fits(job, fewer)):5}, {parts.total:5.2f} s, "
-          f"of them {parts.all_reduce:.2f} s all-reduce, {parts.bubble:.2f} s bubble")
+lab.show_plan_costs(job, [lab.Plan(data=384 // stages, pipeline=stages, tensor=8)
+                          for stages in (1, 2, 4, 6, 12, 24)])
 
 # %% [markdown]
 # Two stages would be enough for memory. More stages make the step shorter, because a rank all-reduces
@@ -1030,11 +1005,7 @@ for stages in (1, 2, 4, 6, 12, 24):
 # exercise 7.16. MegaScale prints neither micro-batch nor recomputation: 1 and selective are assumed.
 
 # %%
-for one in lab.STEPS_OF_175B:
-    plain = lab.step_parts(one.job, replace(one.plan, chunks=1))
-    print(f"{one.name:11} {one.job.gpus:6,} GPUs, {one.plan.chunks} chunks: {one.seconds:5.2f} s "
-          f"published, {one.predicted:5.2f} s predicted, {one.error:+.1f} %; with one chunk "
-          f"{plain.total:5.2f} s, {plain.bubble:.2f} s of it bubble")
+lab.show_published_steps()
 
 # %% [markdown]
 # With the chunks of these runs all five errors are below 8 %, and all predictions are too
@@ -1042,16 +1013,8 @@ for one in lab.STEPS_OF_175B:
 # too long replaces what the model does not know. An error says little about a model that describes
 # another schedule.
 
-# %%
-fewer, more = (lab.step_parts(one.job, one.plan) for one in lab.STEPS_OF_175B[3:])
-print(f"published: {lab.STEPS_OF_175B[3].seconds / lab.STEPS_OF_175B[4].seconds:.2f} times as fast; "
-      f"predicted: {fewer.total / more.total:.2f}")
-for name in ("matmul", "all_reduce", "bubble"):
-    shares = [getattr(parts, name) / parts.total for parts in (fewer, more)]
-    print(f"{name:10} {shares[0]:6.1%} of the step on 3,072 GPUs, {shares[1]:6.1%} on 12,288")
-
 # %% [markdown]
-# Four times the GPUs are less than four times as fast. The batch size is fixed, so each
+# The last two rows have the same batch: four times the GPUs are less than four times as fast. The batch size is fixed, so each
 # rank computes a quarter, but it all-reduces as many gradients as before. The bubble does not shrink
 # either, but with 6 chunks it is a small part of the step.
 
@@ -1128,13 +1091,7 @@ lab.show_plans(choose_plan)
 # 131,072 tokens is a test, because there attention is the larger part.
 
 # %%
-for row in lab.LLAMA_3[1:]:
-    for share, words in ((0, "6N alone"), (0.5, "half of attention"), (1, "all of attention")):
-        seconds = lab.llama_3_seconds(row, share)
-        print(f"{row.sequence:7,} tokens, {row.tflops} TFLOP/s: {seconds:5.2f} s with {words}")
-parts = lab.step_parts(lab.LLAMA_3_STEPS[2].job, lab.LLAMA_3_STEPS[2].plan)
-print(f"predicted at 131,072 tokens: {parts.matmul:.2f} s of products and {parts.attention:.2f} s "
-      "of attention, without any communication")
+lab.show_llama_3_seconds()
 
 # %% [markdown]
 # At 131,072 tokens, 6N alone would leave less time than matrix products and attention need without any
@@ -1154,13 +1111,11 @@ lab.show_published_plans(choose_plan)
 # freed tensors early. What makes the plan fast? The cell changes one setting at a time.
 
 # %%
-step = lab.LLAMA_3_STEPS[1]
-for changes in ({}, {"chunks": 1}, {"chunks": 1, "schedule": "ZB-H1"}, {"sharding": "ZeRO-1"},
-                {"recompute": "full"}):
-    other = replace(step.plan, **changes)
-    gb = sum(lab.largest_rank(step.job, other)[1].values()) / 1e9
-    print(f"{lab.step_seconds(step.job, other):6.2f} s, {gb:5.1f} GB, "
-          f"fits: {str(lab.fits(step.job, other)):5}, {other}")
+published = lab.Plan(data=128, tensor=8, pipeline=16, sharding="FSDP", recompute="none", chunks=8)
+changes = ({}, {"chunks": 1}, {"chunks": 1, "schedule": "ZB-H1"}, {"sharding": "ZeRO-1"},
+           {"recompute": "full"})
+lab.show_plan_costs(lab.JOBS["Llama-3-405B"],
+                    [replace(published, **change) for change in changes])
 
 # %% [markdown]
 # With one chunk a stage the step is more than half as long again, because there are only 16 micro-batches
@@ -1171,17 +1126,10 @@ for changes in ({}, {"chunks": 1}, {"chunks": 1, "schedule": "ZB-H1"}, {"shardin
 # %% [markdown]
 # ## A script of your own
 #
-# A stage is a `PipelineStage` around any module that takes what the stage before it returns.
-# A schedule executes it: `schedule.step` splits a batch into micro-batches, sends, receives and runs
-# backward; you call the optimizer. The first stage gets the samples, the last stage the targets.
-
-# %% [markdown]
-# | In your file | is |
-# |:--|:--|
-# | `PipelineStage(module, stage_index, num_stages, device)` | this rank's stage |
-# | `Schedule1F1B(stage, n_microbatches, loss_fn=loss_of)` | the schedule of 7.15, executed by torch |
-# | `schedule.step(batch)` | on the first stage; on a stage in the middle `step()` |
-# | `schedule.step(target=batch, losses=found)` | on the last stage; appends each micro-batch's loss |
+# `pipeline.py` trains a transformer on any number of ranks with what "The same in torch" shows:
+# `PipelineStage(module, stage_index, num_stages, device)`, `Schedule1F1B(stage, n_microbatches,
+# loss_fn=...)` and `schedule.step`. A stage in the middle calls `step()` without arguments. Each module
+# takes what the stage before it returns.
 
 # %% [markdown]
 # ### Exercise 7.27 · `pipeline.py`
@@ -1258,7 +1206,7 @@ def types():
     x, up, down = lab.place_arrays({"x": P(), "up": P(None, "n"), "down": P("n")})
     h = jax.nn.relu(x @ up)
     print("x", jax.typeof(x), "@ up", jax.typeof(up), "→ h", jax.typeof(h))
-    print("h @ down, to be whole:", jax.typeof(jax.numpy.matmul(h, down, out_sharding=P())))
+    print("h @ down, replicated:", jax.typeof(jax.numpy.matmul(h, down, out_sharding=P())))
     h @ down
 
 lab.run_jax(types)
@@ -1292,7 +1240,7 @@ in_jax = [lab.run_jax(in_pieces, with_sum) for with_sum in (False, True)]
 in_jax[0]
 
 # %%
-lab.who_notices(in_torch, in_jax)
+lab.show_omitted_sums(in_torch, in_jax)
 
 # %% [markdown]
 # torch raises no error without either sum. In JAX `out_specs=P()` promises the same y on all devices,
@@ -1344,7 +1292,7 @@ my_guess = 524
 labs.guess("7.26", "kB that TP all-reduces in forward and backward", my_guess)
 
 # %%
-lab.compare_collectives(layouts)
+lab.show_collectives(layouts)
 
 # %% [markdown]
 # DDP and TP need the same in both. FSDP does not: on a CPU, JAX's compiler XLA has no
