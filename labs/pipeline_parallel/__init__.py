@@ -19,19 +19,18 @@ if TYPE_CHECKING:
     from labs.pipeline_parallel.one_f_one_b import check_one_f_one_b
     from labs.pipeline_parallel.scaffold import why_illegal
     from labs.pipeline_parallel.schedule_charts import (
-        draw_schedule,
         show_published_bubbles,
+        show_schedule,
         show_schedules,
         show_zb_h2,
     )
     from labs.pipeline_parallel.zb_h1 import check_zb_h1
-    from labs.predictions.memory.activations import korthikanti
     from labs.predictions.pipelines.schedule import B, F, W
     # isort: split
     # part B: stages on ranks
     from labs.pipeline_parallel.clip_across_stages import check_clip_across_stages
-    from labs.pipeline_parallel.measured_steps import llama_3_costs, part_seconds, small_llama
-    from labs.pipeline_parallel.messages import StageLinks, wire_device
+    from labs.pipeline_parallel.measured_steps import show_part_seconds, show_stage
+    from labs.pipeline_parallel.messages import StageLinks
     from labs.pipeline_parallel.run_actions import (
         check_run_actions,
         show_measured,
@@ -40,42 +39,31 @@ if TYPE_CHECKING:
     )
     from labs.pipeline_parallel.runner import PipelineRunner
     from labs.pipeline_parallel.split_layers import check_split_layers, show_split
-    from labs.pipeline_parallel.stages import count_targets, make_stages, sum_of_losses
     from labs.start_here.run_pictures import diagnose
     # isort: split
     # part C: three dimensions
     from labs.pipeline_parallel.choose_plan import (
         check_choose_plan,
+        show_plan_costs,
         show_plans,
         show_published_plans,
     )
     from labs.pipeline_parallel.mesh import check_mesh, show_mesh
-    from labs.pipeline_parallel.published_meshes import (
-        LLAMA_3,
-        LLAMA_3_STEPS,
-        STEPS_OF_175B,
-        llama_3_seconds,
-    )
+    from labs.pipeline_parallel.published_meshes import show_llama_3_seconds, show_published_steps
     from labs.pipeline_parallel.rank_memory import check_rank_memory, show_stages
     from labs.pipeline_parallel.three_dimensions import (
         check_three_dimensions,
         show_three_dimensions,
     )
-    from labs.pipeline_parallel.wrong_rows import check_wrong_rows
     from labs.predictions.communication.mesh import Mesh
-    from labs.predictions.plans.job import SHARDING, Plan, impossible
+    from labs.predictions.plans.job import SHARDING, Plan
     from labs.predictions.plans.known_jobs import JOBS
-    from labs.predictions.plans.memory import (
-        LOGIT_BYTES,
-        fits,
-        largest_rank,
-        layer_activations,
-    )
-    from labs.predictions.plans.search import plans, step_parts, step_seconds
+    from labs.predictions.plans.memory import fits, layer_activations
+    from labs.predictions.plans.search import plans, step_seconds
     from labs.training.presets import preset
     # isort: split
     # part D: JAX's view
-    from labs.pipeline_parallel.jax_and_torch import compare_collectives, who_notices
+    from labs.pipeline_parallel.jax_and_torch import show_collectives, show_omitted_sums
     from labs.pipeline_parallel.jax_layouts import block_arrays, place_arrays
     from labs.pipeline_parallel.jax_process import run_jax
     from labs.pipeline_parallel.layouts import check_layouts, show_layouts

@@ -1,7 +1,7 @@
 """Exercise 7.25: the fastest way to spread a job over its GPUs, of those that fit."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from labs.checks.guesses import guessed
@@ -15,7 +15,7 @@ from labs.predictions.plans import search
 from labs.predictions.plans.job import Job, Plan, impossible
 from labs.predictions.plans.known_jobs import JOBS
 from labs.predictions.plans.memory import fits, largest_rank
-from labs.predictions.plans.search import plans, step_seconds
+from labs.predictions.plans.search import plans, step_parts, step_seconds
 
 SLOWER = 1.05  # a plan as good as the fastest: what the model of step time cannot tell apart
 GB = 1e9
@@ -48,7 +48,7 @@ def _judge(got, name, job: Job) -> float:
                     code="wrong_type")
     if reason := impossible(job, got):
         raise Wrong(f"{job}: {got} cannot be run: {reason}",
-                    "lab.impossible(job, plan) says why a plan cannot be run.",
+                    "Choose among lab.plans(job): all of them can be run.",
                     code="impossible_plan")
     # Memory before time: a plan that does not fit can be faster than all that do.
     _judge_memory(got, job)
@@ -147,6 +147,20 @@ def show_plans(choose_plan: Callable) -> Table:
                       "“and TP” on allows one thing more than the one before it; the last, "
                       "interleaved chunks and ZB-H1."
                       + ("" if guess is None else f" Your guess: {guess:g} GPUs of a replica."))
+
+
+@shows("Costs of plans")
+def show_plan_costs(job: Job, plans: Iterable[Plan]) -> Table:
+    """Returns a table of the plans: predicted seconds of a step, two of its causes, and the bytes
+    of the largest rank."""
+    rows = []
+    for plan in plans:
+        parts = step_parts(job, plan)
+        rows.append((str(plan), f"{parts.total:.2f}", f"{parts.all_reduce:.2f}",
+                     f"{parts.bubble:.2f}", f"{_held(job, plan) / GB:.1f}",
+                     "yes" if fits(job, plan) else "no"))
+    return Table(f"{job}", ("plan", "s of a step", "all-reduce, s", "bubble, s",
+                            "GB of the largest rank", "fits"), rows)
 
 
 @shows("7.25")

@@ -74,7 +74,7 @@ Collectives = Sequence[CompiledCollective | CollectiveCall]
 
 
 @shows("7.26")
-def compare_collectives(layouts: Callable) -> Table | Verdict:
+def show_collectives(layouts: Callable) -> Table | Verdict:
     """The collectives that JAX's compiler puts into forward and backward of the block, beside those
     that torch's classes call, and why they differ."""
     measured = measured_layouts(layouts, {"n": 4})
@@ -120,7 +120,7 @@ def _reason(kind, ours, theirs, jaxs, torchs) -> str:
     return "" if more == 0 and len(ours) == len(theirs) else "JAX's compiler has chosen otherwise"
 
 
-def who_notices(torchs: list, jaxs: list) -> Table | Verdict:
+def show_omitted_sums(torchs: list, jaxs: list) -> Table | Verdict:
     """A block in which a sum over ranks is left out: in torch and in JAX, first y's in forward,
     then that of x's gradient in backward. torchs[i]: of each rank (loss, gradient of x); jaxs[i]:
     what `run_jax` returned, the same or a Verdict."""

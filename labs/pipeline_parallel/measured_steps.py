@@ -9,7 +9,9 @@ from statistics import median
 import torch
 from torch import nn
 
+from labs.checks.verdicts import shows
 from labs.meters.traffic import Traffic
+from labs.pictures.tables import Table
 from labs.pipeline_parallel import torch_pipelining
 from labs.pipeline_parallel.runner import PipelineRunner, RankRecord, run_step
 from labs.pipeline_parallel.stages import (
@@ -141,14 +143,25 @@ def _changes(record):
     return zip(record.spans, [0, *record.in_flight], record.in_flight, strict=False)
 
 
-def part_seconds(layers: int = 4, repeats: int = 5) -> dict[str, float]:
-    """Seconds of forward and backward of the parts of a small Llama with Llama-3-8B's proportions
-    (vocabulary 31 times the hidden size, MLP 3.5 times): "embedding", "layer", "head" (with the
-    loss). Medians, on one rank."""
-    return launch(_part_seconds, layers, repeats, ranks=1, quiet=True)[0]
+def show_stage(layers: Sequence[int], number: int) -> nn.Module:
+    """Stage `number` of a small Llama, whose display lists its modules. layers: how many layers
+    each stage has."""
+    return make_stages(small_llama(sum(layers)), layers, [number])[number]
+
+
+@shows("Seconds of the parts")
+def show_part_seconds(layers: int = 4, repeats: int = 5) -> Table:
+    """Measures forward and backward of the parts of a small Llama with Llama-3-8B's proportions
+    (vocabulary 31 times the hidden size, MLP 3.5 times). Medians, on one rank."""
+    seconds = launch(_part_seconds, layers, repeats, ranks=1, quiet=True)[0]
+    rows = [(part, f"{1e3 * found:.2f}", f"{found / seconds['layer']:.2f}")
+            for part, found in seconds.items()]
+    return Table("Forward and backward of a small Llama with Llama-3-8B's proportions",
+                 ("part", "ms", "in layers"), rows)
 
 
 def _part_seconds(layers, repeats) -> dict[str, float]:
+    """On a rank: "embedding", "layer" and "head" (with the loss) -> seconds."""
     torch.set_num_threads(1)
     sizes = preset()
     model = models.move_to_rank(models.llama(
@@ -172,14 +185,6 @@ def _seconds(run) -> float:
     run().backward()
     devices.synchronize()
     return time.perf_counter() - began
-
-
-def llama_3_costs() -> dict[str, float]:
-    """The parts of Llama-3-8B in layers, by the parameters that multiply each token: an embedding
-    is looked up, so it costs nothing."""
-    hidden, wide, vocabulary, key_value = 4096, 14336, 128256, 1024
-    layer = 2 * hidden * hidden + 2 * hidden * key_value + 3 * hidden * wide
-    return {"embedding": 0.0, "layer": 1.0, "head": hidden * vocabulary / layer}
 
 
 def losses_by_runtime(schedules: Mapping[str, Schedule], ranks: int = 2, micro_batches: int = 4,

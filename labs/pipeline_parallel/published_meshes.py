@@ -14,9 +14,11 @@ layer, and a stage of 8 places has 8 of them.
 
 from dataclasses import dataclass, replace
 
+from labs.checks.verdicts import shows
+from labs.pictures.tables import Table
 from labs.predictions.plans.job import Job, Plan
 from labs.predictions.plans.known_jobs import JOBS
-from labs.predictions.plans.search import step_seconds
+from labs.predictions.plans.search import step_parts, step_seconds
 from labs.predictions.step_time.code_bases import MEGATRON
 from labs.predictions.step_time.efficiency import attention_flops, six_nd
 from labs.predictions.step_time.published_runs import error_percent
@@ -24,28 +26,21 @@ from labs.predictions.step_time.published_runs import error_percent
 
 @dataclass(frozen=True)
 class MeshRow:
-    """Sizes of the dimensions as a report prints them. sequence: tokens; tflops: 16-bit TFLOP/s of
-    a GPU; mfu: percent. Both are 0 where a row is made up."""
+    """Sizes of the dimensions as a report prints them; data parallelism has the ranks that the
+    others leave. sequence: tokens. tflops: 16-bit TFLOP/s of a GPU."""
 
     gpus: int
     tensor: int
     context: int
     pipeline: int
-    data: int
-    sequence: int = 8192
-    tflops: float = 0
-    mfu: float = 0
-
-    def __repr__(self):
-        product = self.tensor * self.context * self.pipeline * self.data
-        return (f"{self.gpus:,} GPUs; TP {self.tensor} × CP {self.context} × PP {self.pipeline} × "
-                f"DP {self.data} = {product:,}")
+    sequence: int
+    tflops: float
 
 
-LLAMA_3 = (MeshRow(8192, 8, 1, 16, 64, 8192, 430, 43), MeshRow(16384, 8, 1, 16, 128, 8192, 400, 41),
-           MeshRow(16384, 8, 16, 16, 4, 131072, 380, 38))
-"""As printed at first, its last row's wrong size too. Version 3 of the PDF (23 November 2024)
-prints 8; copies of the text that print 4 do not name their version."""
+# The first print of the table has the data-parallel size 4 in its last row, where the other sizes
+# leave 8; version 3 of the PDF (23 November 2024) prints 8.
+LLAMA_3 = (MeshRow(8192, 8, 1, 16, 8192, 430), MeshRow(16384, 8, 1, 16, 8192, 400),
+           MeshRow(16384, 8, 16, 16, 131072, 380))
 
 LLAMA_3_PARAMETERS = 405e9
 LLAMA_3_TOKENS = 2048 * 8192
@@ -113,3 +108,41 @@ STEPS_OF_175B = (_korthikanti("full", 18.13), _korthikanti("selective", 13.75),
 
 LLAMA_3_STEPS = tuple(map(llama_3_step, LLAMA_3))
 """Of the rows of LLAMA_3, in their order; the model was fitted to none of them."""
+
+
+@shows("Published steps of 175B parameters")
+def show_published_steps() -> Table:
+    """Published and predicted seconds of STEPS_OF_175B, the shares of the predicted step, and the
+    prediction for stages of one chunk."""
+    rows = []
+    for step in STEPS_OF_175B:
+        parts = step_parts(step.job, step.plan)
+        plain = step_parts(step.job, replace(step.plan, chunks=1))
+        shares = [f"{part / parts.total:.1%}" for part in (parts.matmul, parts.all_reduce,
+                                                           parts.bubble)]
+        rows.append((step.name, f"{step.job.gpus:,}", step.plan.chunks, f"{step.seconds:.2f}",
+                     f"{step.predicted:.2f}", f"{step.error:+.1f} %", *shares,
+                     f"{plain.total:.2f}", f"{plain.bubble:.2f}"))
+    fewer, more = STEPS_OF_175B[3:]
+    return Table("Steps of 175 billion parameters",
+                 ("source", "GPUs", "chunks", "published s", "predicted s", "error",
+                  "matrix products", "all-reduce", "bubble", "s with 1 chunk", "bubble of it, s"),
+                 rows, note=f"With 4 times the GPUs, MegaScale's last step is "
+                 f"{fewer.seconds / more.seconds:.2f} times as fast; predicted: "
+                 f"{fewer.predicted / more.predicted:.2f} times.")
+
+
+@shows("Seconds of Llama 3's steps")
+def show_llama_3_seconds() -> Table:
+    """The seconds that follow from the published TFLOP/s on 16,384 GPUs, by the FLOPs that are
+    counted, and the predicted seconds of computation alone."""
+    rows = []
+    for row, step in zip(LLAMA_3[1:], LLAMA_3_STEPS[1:], strict=True):
+        parts = step_parts(step.job, step.plan)
+        rows.append((f"{row.sequence:,}", row.tflops,
+                     *(f"{llama_3_seconds(row, share):.2f}" for share in (0, 0.5, 1)),
+                     f"{parts.matmul:.2f}", f"{parts.attention:.2f}"))
+    return Table("Seconds of a step of Llama 3 405B on 16,384 GPUs",
+                 ("tokens", "TFLOP/s", "6N alone", "half of attention", "all of attention",
+                  "predicted matrix products", "predicted attention"), rows,
+                 note="Predicted: computation alone, without any communication.")

@@ -1,4 +1,4 @@
-"""Exercise 7.24: the bytes of one rank of a job that is cut in three ways."""
+"""Exercise 7.24: the bytes of one rank under data, tensor and pipeline parallelism."""
 
 from collections.abc import Callable
 
@@ -13,25 +13,24 @@ from labs.pipeline_parallel.choose_plan import GB
 from labs.predictions.hardware import overhead
 from labs.predictions.plans.job import Job, Plan
 from labs.predictions.plans.known_jobs import JOBS
-from labs.predictions.plans.memory import LOGIT_BYTES, in_flight, layer_activations, rank_memory
+from labs.predictions.plans.memory import in_flight, layer_activations, rank_memory
 
-PARTS = ("parameters", "gradients", "optimizer state", "activations", "logits")
+PARTS = ("parameters", "gradients", "optimizer state", "activations")
 TOLERANCE = 2e-3  # relative: norms, which tensor parallelism does not cut, may be cut or left out
 Case = tuple[Job, Plan, int]
 
 
 def cases() -> list[Case]:
-    """Jobs, plans and stages: with one stage and with many, fewer micro-batches than stages, tied
-    embeddings and untied ones, DDP and ZeRO-1, on one rank too."""
+    """Jobs, plans and stages: with one stage and with many, fewer micro-batches than stages, one
+    data-parallel rank and many. A tied model has at least two stages, so that the first and the
+    last one have a matrix each."""
     large, seventy, small = JOBS["GPT-175B"], JOBS["Llama-3-70B"], JOBS["GPT-1.3B"]
-    plans = [(large, Plan(32, 8, 12, sharding=sharding, micro_batch=micro_batch, recompute=kept))
-             for sharding, micro_batch, kept in (("ZeRO-1", 1, "selective"), ("DDP", 2, "full"),
-                                                 ("ZeRO-1", 48, "full"))]
-    plans += [(large, Plan(384, 8, 1)), (large, Plan(64, 1, 48)),
+    plans = [(large, Plan(32, 8, 12, micro_batch=micro_batch, recompute=recompute))
+             for micro_batch, recompute in ((1, "selective"), (2, "full"), (48, "full"))]
+    plans += [(large, Plan(64, 1, 48)), (seventy, Plan(64, 8, 1, recompute="none")),
               (seventy, Plan(8, 8, 8, recompute="none")),
-              (seventy, Plan(16, 8, 2, 2, recompute="none")),
-              (small, Plan(8, recompute="none")), (small, Plan(1, 1, 8, sharding="DDP")),
-              (small, Plan(1, 8, 1, sharding="DDP", micro_batch=4))]
+              (seventy, Plan(32, 8, 2, recompute="none")),
+              (small, Plan(1, 1, 8)), (small, Plan(2, 2, 2, micro_batch=4))]
     return [(job, plan, stage) for job, plan in plans
             for stage in sorted({0, plan.pipeline // 2, plan.pipeline - 1})]
 
@@ -39,8 +38,7 @@ def cases() -> list[Case]:
 def _states(job, plan, stage, parameters: float, name: str) -> float:
     """Bytes of a part of the states, if the rank had so many parameters."""
     part = name.replace(" ", "_")
-    # ZeRO-1 shards over all ranks that have the same parameters: data × context.
-    cut = plan.data * plan.context if (name, plan.sharding) == ("optimizer state", "ZeRO-1") else 1
+    cut = plan.data if name == "optimizer state" else 1  # ZeRO-1
     return getattr(job.bytes_per_parameter, part) * parameters / cut
 
 
@@ -68,46 +66,33 @@ def _state_mistakes(name) -> list[Mistake]:
         Mistake("tensor_parallelism_not_cut",
                 of(lambda job, plan, stage: plan.tensor * layers(job, plan, stage)
                     + plan.tensor * embedding(job, plan) * _ends(job, plan, stage)),
-                "tensor parallelism does not cut it",
+                "tensor parallelism does not shard it",
                 "Each tensor-parallel rank has 1/t of a matrix."),
         Mistake("pipeline_not_cut",
                 of(lambda job, plan, stage: plan.pipeline * layers(job, plan, stage)
                     + embedding(job, plan) * _ends(job, plan, stage)),
-                "the pipeline does not cut it", "A stage has its own layers alone."),
+                "the pipeline does not split it", "A stage has its own layers alone."),
         Mistake("evenly_divided",
                 of(lambda job, plan, stage: (plan.pipeline * layers(job, plan, stage)
                     + 2 * embedding(job, plan)) / plan.pipeline),
                 "all parameters divided evenly by t · p",
                 "The embedding and the head are on the first and the last stage alone.")]
     if name == "optimizer state":
-        found.append(Mistake("zero_1_not_cut", lambda case: _optimizer_state(*case, 1),
-                             "ZeRO-1 does not cut it",
-                             "ZeRO-1 divides it by the data-parallel and context-parallel ranks."))
-        found.append(Mistake("cut_over_data_parallel_ranks",
-                             lambda case: _optimizer_state(*case, case[1].data),
-                             "cut over the data-parallel ranks alone", "Context-parallel ranks "
-                             "hold the same parameters, so ZeRO-1 divides by data × context."))
+        found.append(Mistake("zero_1_not_cut",
+                             lambda case: case[1].data * _states(*case, _own(*case), name),
+                             "ZeRO-1 does not shard it",
+                             "ZeRO-1 divides it by the number of data-parallel ranks."))
     else:
         found.append(Mistake("cut_over_data_parallel_ranks",
                              lambda case: _states(*case, _own(*case), name) / case[1].data,
-                             "cut over the data-parallel ranks", "DDP and ZeRO-1 leave parameters "
-                             "and gradients whole on each replica."))
+                             "sharded over the data-parallel ranks", "ZeRO-1 shards only the "
+                             "optimizer state."))
     return found
-
-
-def _optimizer_state(job, plan, stage, ranks) -> float:
-    """Bytes of it, if ZeRO-1 sharded it over so many ranks."""
-    sharded = plan.sharding == "ZeRO-1"
-    return job.bytes_per_parameter.optimizer_state * _own(job, plan, stage) / (
-        ranks if sharded else 1)
 
 
 def _ends(job, plan, stage) -> int:
     """How many matrices of the size of the embedding a stage has."""
-    # On one stage a tied head is the embedding itself; with a pipeline first and last stage have a
-    # copy each.
-    is_last = stage == plan.pipeline - 1
-    return (stage == 0) + is_last * (plan.pipeline > 1 or not job.shape.tied)
+    return (stage == 0) + (stage == plan.pipeline - 1)
 
 
 def _own(job, plan, stage) -> float:
@@ -154,30 +139,6 @@ _ACTIVATIONS: list[Mistake] = [
             "A stage has L/p layers.")]
 
 
-def _logits(job, plan) -> float:
-    return (LOGIT_BYTES * plan.micro_batch * job.sequence * job.shape.vocabulary
-            / plan.context / plan.tensor)
-
-
-def _logits_of_head(job, plan, stage) -> float:
-    return _logits(job, plan) * (stage == plan.pipeline - 1)
-
-
-_LOGITS: list[Mistake] = [
-    Mistake("stage_without_head_logits", lambda case: _logits(*case[:2]),
-            "a stage without the head has logits", "The last stage alone computes the loss."),
-    Mistake("tensor_parallelism_not_cut_them",
-            lambda case: case[1].tensor * _logits_of_head(*case),
-            "tensor parallelism does not cut them",
-            "The vocabulary is cut: each tensor-parallel rank has 1/t of the logits."),
-    Mistake("context_parallelism_not_cut_them",
-            lambda case: case[1].context * _logits_of_head(*case),
-            "context parallelism does not cut them",
-            "Each context-parallel rank has its own tokens."),
-    Mistake("one_tensor_only", lambda case: _logits_of_head(*case) / 3, "4 bytes each",
-            "Three tensors of their size are alive.")]
-
-
 def _units(name) -> list[Mistake]:
     return [Mistake("wrong_unit", lambda case, unit=unit: rank_memory(*case)[name] / unit,
                     f"that is in {words}", "Return bytes.")
@@ -185,8 +146,7 @@ def _units(name) -> list[Mistake]:
 
 
 MISTAKES: dict[str, list[Mistake]] = {name: [*found, *_units(name)] for name, found in (
-    *((name, _state_mistakes(name)) for name in PARTS[:3]), ("activations", _ACTIVATIONS),
-    ("logits", _LOGITS))}
+    *((name, _state_mistakes(name)) for name in PARTS[:3]), ("activations", _ACTIVATIONS))}
 
 
 @check("7.24")
@@ -211,18 +171,19 @@ def _named(job, plan, stage) -> str:
     return f"{job.name}, {plan}, stage {stage} of {plan.pipeline}"
 
 
-COLOURS = {**palette.MEMORY, "logits": palette.MEMORY["buffers"]}
+COLOURS = {**{name: palette.MEMORY[name] for name in PARTS}, "logits": palette.MEMORY["buffers"]}
 
 
 @shows("7.24")
 def show_stages(rank_memory_of: Callable, job: Job, plan: Plan) -> Picture:
-    """Draws the bytes of one rank of each pipeline stage, by the student's function, in parts, and
-    what the GPU has."""
+    """Draws the bytes of one rank of each pipeline stage, by the student's function, in parts, the
+    logits of the last stage, and what the GPU has."""
     parts = [require_named(rank_memory_of(job, plan, stage), PARTS, f"stage {stage}")
+             | {"logits": rank_memory(job, plan, stage)["logits"]}
              for stage in range(plan.pipeline)]
     figure, ax = canvas(WIDTH, 3.6 + marks.NOTE_LINE)
     bottoms = [0.0] * plan.pipeline
-    for name in PARTS:
+    for name in COLOURS:
         heights = [found[name] / GB for found in parts]
         ax.bar(range(plan.pipeline), heights, 0.72, bottoms, color=COLOURS[name])
         bottoms = [low + high for low, high in zip(bottoms, heights, strict=True)]
@@ -231,7 +192,7 @@ def show_stages(rank_memory_of: Callable, job: Job, plan: Plan) -> Picture:
     limit = (job.gpu.usable - overhead(job.gpus)) / GB
     if limit < 3 * max(bottoms):
         ax.axhline(limit, color=palette.RANK_FAILED, linewidth=1)
-    handles = [Patch(color=COLOURS[name], label=name) for name in PARTS]
+    handles = [Patch(color=COLOURS[name], label=name) for name in COLOURS]
     if (guess := guessed("7.24")) is not None:
         handles.append(ax.hlines(guess, -0.5, 0.5, color=palette.GUESSED, linestyle=(0, (3, 2)),
                                  label="your guess for stage 0"))
@@ -240,6 +201,6 @@ def show_stages(rank_memory_of: Callable, job: Job, plan: Plan) -> Picture:
     marks.legend_above(figure, handles)
     marks.note_below(figure, f"{job}:\n{plan}. Each GPU has room for {limit:.1f} GB.")
     words = [f"stage {stage}: {total:.1f} GB, of them " + ", ".join(
-        f"{name} {found[name] / GB:.1f}" for name in PARTS)
+        f"{name} {found[name] / GB:.1f}" for name in COLOURS)
         for stage, (total, found) in enumerate(zip(bottoms, parts, strict=True))]
     return Picture(figure, "\n".join(words), data=parts)

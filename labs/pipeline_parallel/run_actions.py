@@ -206,7 +206,7 @@ def _mistake(gradient, name, reference) -> tuple[str, str, str]:
          "number of targets in all micro-batches."),
         ("counts_ignored_targets", [1 / reference.tokens] * number,
          "that of the sum of the losses divided by the number of "
-         "all targets, also of those that are -100", "lab.count_targets counts those that count."),
+         "all targets, also of those that are -100", "Count the targets that are not -100."),
         ("sum_not_mean", [1.0] * number, "that of the sum of the losses, not of the mean",
          "Divide by the number of targets in all micro-batches."),
         ("sum_of_means", means, "the sum of the micro-batches' means",

@@ -27,7 +27,7 @@ KIND_OF = {"gpipe": GPIPE, "one_f_one_b": ONE_F_ONE_B, "interleaved": INTERLEAVE
 
 
 @shows("The schedule")
-def draw_schedule(lists: list, micro_batches: int, chunks: int = 1) -> Picture:
+def show_schedule(lists: list, micro_batches: int, chunks: int = 1) -> Picture:
     """Draws a list of actions for each rank, simulated with a forward of 1 slot and a backward of
     2; or says which action is illegal."""
     timeline = _simulated(legal_schedule(lists, len(lists), micro_batches, chunks))

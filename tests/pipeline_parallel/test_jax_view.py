@@ -111,12 +111,12 @@ def test_what_cannot_travel_is_named():
 def test_without_jax_one_sentence_says_how_to_install_it(monkeypatch, capsys):
     monkeypatch.setattr(jax_process, "has_jax", lambda: False)
     verdicts = [lab.check_layouts(layouts), lab.show_layouts(layouts),
-                lab.compare_collectives(layouts), lab.run_jax(layouts)]
+                lab.show_collectives(layouts), lab.run_jax(layouts)]
     assert [str(verdict).split("JAX")[0] for verdict in verdicts] == [
         "○ Exercise 7.26  waits for ", "○ run_jax  waits for ", "○ run_jax  waits for ",
         "○ run_jax  waits for "]
     assert all(f"%pip install jax=={jax_process.VERSION}" in str(verdict) for verdict in verdicts)
-    assert lab.who_notices([[], []], verdicts[-1:] * 2) is verdicts[-1]
+    assert lab.show_omitted_sums([[], []], verdicts[-1:] * 2) is verdicts[-1]
 
 
 def test_the_version_that_is_named_is_the_pinned_one():
@@ -160,7 +160,7 @@ def test_torchs_classes_call_what_their_layouts_need():
 @needs_jax
 @pytest.mark.slow
 def test_the_table_gives_a_reason_for_each_difference():
-    table = lab.compare_collectives(layouts)
+    table = lab.show_collectives(layouts)
     assert [row[1:] for row in table.rows] == [
         ("all-reduce", "1 call, 131,076 bytes", "1 call, 131,072 bytes",
          "and the mean loss of all tokens, 4 bytes"),
@@ -262,7 +262,7 @@ def test_torch_is_silent_where_jax_refuses_or_adds_the_sum():
     # check_vma=False, without psum: with its check switched off, JAX is as silent as torch.
     added, silent = lab.run_jax(lambda: (in_pieces(True), in_pieces(False, checked=False)))
     jaxs = [lab.run_jax(in_pieces, False), added]
-    table = lab.who_notices(torchs, jaxs)
+    table = lab.show_omitted_sums(torchs, jaxs)
     (_, forward, refused), (_, backward, derived) = table.rows
     assert forward.startswith("no error; the loss is wrong by") and "by 0%" not in forward
     assert backward.startswith("no error; the gradient is wrong by") and "by 0%" not in backward
@@ -276,5 +276,5 @@ def test_torch_is_silent_where_jax_refuses_or_adds_the_sum():
 
 def test_a_function_that_fails_in_another_way_is_shown_in_the_tables_place():
     failed = Verdict("run_jax", False, "NameError: x")
-    assert lab.who_notices([[], []], [failed, failed]) is failed
+    assert lab.show_omitted_sums([[], []], [failed, failed]) is failed
     assert not MeasuredLayout({}).pieces

@@ -10,6 +10,7 @@ from labs.pipeline_parallel.published_meshes import (
     STEPS_OF_175B,
     llama_3_seconds,
     llama_3_step,
+    show_llama_3_seconds,
 )
 from labs.predictions.plans.job import impossible, training_run
 from labs.predictions.plans.memory import fits
@@ -69,6 +70,8 @@ def test_the_seconds_of_llama_3_with_and_without_attention():
     # the notebook says: at 131,072 tokens 6N alone leaves fewer seconds than computing takes
     parts = step_time(training_run(LLAMA_3_STEPS[2].job, LLAMA_3_STEPS[2].plan))
     assert llama_3_seconds(long, 0) < 0.7 * (parts.matmul + parts.attention)
+    shown = show_llama_3_seconds().rows
+    assert shown[0][2:5] == ("6.22", "6.48", "6.74") and shown[1][:2] == ("131,072", 380)
 
 
 def test_half_the_batch_of_a_replica_costs_what_the_report_says_only_with_chunks():

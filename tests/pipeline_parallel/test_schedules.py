@@ -35,7 +35,7 @@ def zb_h1(ranks, micro_batches):
 
 
 def test_a_schedule_that_is_written_down():
-    picture = lab.draw_schedule(LEGAL, micro_batches=2)
+    picture = lab.show_schedule(LEGAL, micro_batches=2)
     assert isinstance(picture, Picture) and str(picture).startswith("schedule: 9 slots, bubble 33")
     assert lab.why_illegal(LEGAL, micro_batches=2) == "the schedule is legal"
 
@@ -44,7 +44,7 @@ def test_a_schedule_that_is_written_down():
     (LEGAL[::-1], "wait in a cycle"), (LEGAL[:1], "rank 0 never runs|there is no|waits"),
     ([[F]], "is no action")])
 def test_an_illegal_one_is_explained(lists, words):
-    found = lab.draw_schedule(lists, micro_batches=3)
+    found = lab.show_schedule(lists, micro_batches=3)
     assert found.passed is False
     assert lab.why_illegal(lists, micro_batches=3) in str(found)
 

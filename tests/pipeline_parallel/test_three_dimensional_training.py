@@ -10,9 +10,11 @@ import labs
 import labs.pipeline_parallel as lab
 from labs.meters.traffic import CollectiveCall
 from labs.pipeline_parallel import three_dimensional_training
+from labs.pipeline_parallel.published_meshes import LLAMA_3_STEPS, STEPS_OF_175B
 from labs.pipeline_parallel.three_dimensional_training import RankRun, group_of
 from labs.pipeline_parallel.three_dimensions import sent_bytes
 from labs.predictions.hardware import overhead
+from labs.predictions.plans.search import step_parts
 
 right = definitions("07b_pipeline_parallel")
 JOB = lab.JOBS["GPT-175B"]
@@ -80,7 +82,10 @@ def test_the_table_of_published_plans_says_what_the_notebook_reads_in_it():
 
 def test_what_made_the_plan_of_llama_3_possible():
     """Of the five plans of the notebook the published one and the one that recomputes fit."""
-    step = lab.LLAMA_3_STEPS[1]
+    step = LLAMA_3_STEPS[1]
+    assert step.job == lab.JOBS["Llama-3-405B"]
+    assert step.plan == lab.Plan(data=128, tensor=8, pipeline=16, sharding="FSDP",
+                                 recompute="none", chunks=8)
     plans = [replace(step.plan, **changes) for changes in (
         {}, {"chunks": 1}, {"chunks": 1, "schedule": "ZB-H1"}, {"sharding": "ZeRO-1"},
         {"recompute": "full"})]
@@ -88,21 +93,30 @@ def test_what_made_the_plan_of_llama_3_possible():
     assert [lab.fits(step.job, plan) for plan in plans] == [True, False, False, False, True]
     assert seconds[0] == min(seconds) and seconds[1] > 1.5 * seconds[0] > 0.6 * seconds[2]
     assert seconds[4] == pytest.approx(4 / 3 * seconds[0], rel=0.05)
+    table = lab.show_plan_costs(step.job, plans)
+    assert [row[-1] for row in table.rows] == ["yes", "no", "no", "no", "yes"]
+    assert [float(row[1]) for row in table.rows] == pytest.approx(seconds, abs=0.01)
 
 
 def test_two_stages_would_fit_and_more_are_faster():
     few, many, most = (lab.Plan(384 // stages, 8, stages) for stages in (2, 12, 24))
     assert not lab.fits(JOB, lab.Plan(384, 8)) and lab.fits(JOB, few)
-    parts = [lab.step_parts(JOB, plan) for plan in (few, many, most)]
+    parts = [step_parts(JOB, plan) for plan in (few, many, most)]
     assert parts[1].total < 0.8 * parts[0].total and parts[2].total > 0.98 * parts[1].total
     assert parts[0].all_reduce > 5 * parts[1].all_reduce and parts[2].bubble > parts[1].bubble
 
 
 def test_an_all_reduce_does_not_shrink_with_more_gpus():
-    fewer, more = (lab.step_parts(one.job, one.plan) for one in lab.STEPS_OF_175B[3:])
+    fewer, more = (step_parts(one.job, one.plan) for one in STEPS_OF_175B[3:])
     assert more.all_reduce == pytest.approx(fewer.all_reduce, rel=0.03)
     assert more.bubble < 0.04 * more.total < 0.3 * more.all_reduce
-    assert 3.3 < lab.STEPS_OF_175B[3].seconds / lab.STEPS_OF_175B[4].seconds < 3.5
+    assert 3.3 < STEPS_OF_175B[3].seconds / STEPS_OF_175B[4].seconds < 3.5
+    rows = lab.show_published_steps().rows
+    assert [row[4] for row in rows] == [f"{step.predicted:.2f}" for step in STEPS_OF_175B]
+    assert all(-8 < float(row[5][:-2]) < 0 for row in rows)
+    # One chunk would be closer for MegaScale, by a bubble that is v times too long.
+    for step, row in list(zip(STEPS_OF_175B, rows, strict=True))[2:]:
+        assert abs(float(row[9]) - step.seconds) < abs(step.predicted - step.seconds)
 
 
 @pytest.mark.parametrize(("members", "name"), [
