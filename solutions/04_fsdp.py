@@ -30,21 +30,29 @@
 # %% [markdown]
 # ## Model and ranks
 #
-# You train a GPT-2 on as many ranks as suit this machine. The next cell prints the sizes. You can
+# You train a GPT-2 on as many ranks as suit this machine. The second cell prints the sizes. You can
 # change any of them. The checks use a smaller model, so that they take seconds.
 #
 # The first launch takes longer, because every rank has to import torch.
 
 # %%
+from functools import partial
+
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP1
+from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+from torch.nn.parallel import DistributedDataParallel
 
 import labs
 import labs.fsdp as lab
 
+# %%
 labs.warm_up()
 PRESET = lab.preset()  # or lab.preset("laptop", ranks=4): any size can be changed
 PRESET
@@ -84,7 +92,7 @@ labs.launch(one_unit, ranks=2)
 # %% [markdown]
 # Make a guess before you build it. A DDP rank stores 16Ψ bytes and its buckets. If everything is
 # sharded, how many MB does one rank store after backward? The next cell prints Ψ, the number of
-# parameters of the preset's GPT-2. The first code cell printed the number of ranks.
+# parameters of the preset's GPT-2. The preset above says how many ranks there are.
 
 # %%
 PSI = PRESET.parameters
@@ -318,9 +326,6 @@ lab.show_gradient_accumulation(shard, PRESET)
 # The ranks train a GPT-2 of this size, first with DDP, then with your `shard`:
 
 # %%
-from torch.nn.parallel import DistributedDataParallel
-
-
 def ddp(model, optimizer_class, **settings):
     module = DistributedDataParallel(model)
     return module, optimizer_class(module.parameters(), **settings)
@@ -570,7 +575,7 @@ lab.show_underflow()
 # |:--|:--|
 # | **Core** | 4.6, 4.7, 4.8, 4.9, 4.11, 4.13 |
 # | **Optional** | 4.12 |
-# | **In a new kernel** | run the first code cell, those of exercises 4.1, 4.4 and 4.5, and the cell of `offloaded` |
+# | **In a new kernel** | run the first two code cells, those of exercises 4.1, 4.4 and 4.5, and the cell of `offloaded` |
 #
 # You will be able to:
 #
@@ -694,10 +699,6 @@ lab.check_from_meta(from_meta)
 # All ranks must call these functions together.
 
 # %%
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-
-
 def names_of_a_state():
     module = fully_shard(torch.nn.Linear(2, 2), mesh=lab.mesh())
     weights, state = get_state_dict(module, torch.optim.AdamW(module.parameters()))
@@ -779,12 +780,6 @@ lab.show_fsdp1_names()
 # parameters. The chart compares both; the function is used again below.
 
 # %%
-from functools import partial
-
-from torch.distributed.fsdp import FullyShardedDataParallel as FSDP1
-from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
-
-
 def fsdp1(model, optimizer_class, **settings):
     block = type(model.transformer.h[0])
     policy = partial(transformer_auto_wrap_policy, transformer_layer_cls={block})

@@ -70,7 +70,8 @@ CHANGES = {
     "gathered in fp32": (
         "unit.lengths)]).bfloat16()", "unit.lengths)])", "wrong_traffic_dtype all_gather"),
     "summed in bf16": (
-        "total = flat.new_empty(", "flat = flat.bfloat16()\n    total = flat.new_empty(",
+        "    dist.reduce_scatter_single(total, flat)\n", "    half = total.bfloat16()\n"
+        "    dist.reduce_scatter_single(half, flat.bfloat16())\n    total = half.float()\n",
         "wrong_traffic_dtype reduce_scatter"),
     "one all-gather for each parameter": (
         "        unit.in_flight = full, dist.all_gather_single(full.view(-1), mine, async_op=True)",

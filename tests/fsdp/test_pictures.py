@@ -133,7 +133,8 @@ def test_the_gain_over_ddp_grows_with_the_ranks():
 def test_by_size_blocks_become_units_or_their_parts_do(capsys):
     """Said in the notebook, of any preset: here with an embedding as large as a linear layer."""
     size = preset("laptop", ranks=2, layers=3, hidden=64, heads=4, context=32, batch=2)
-    by_class, whole, parts = lab.show_wrap_policies(size).data["collectives"].values
+    found = lab.show_wrap_policies(strategies.fsdp1, size).data
+    by_class, whole, parts = found["collectives"].values
     assert by_class == whole < parts
 
 
