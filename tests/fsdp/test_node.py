@@ -102,11 +102,11 @@ def test_without_gpus_the_billion_is_predicted(solution, strategies, capsys):
     held = {row[0]: row[4] for row in table.rows}
     text = " ".join((ROOT / "solutions/04_fsdp.py").read_text().replace("#", "").split())
     assert f"from {held['DDP']} GB to {held['FSDP']}" in text
-    assert (f"checkpointing brings {held['larger, FSDP']} GB to {held['… + checkpointing']}"
+    assert (f"checkpointing reduces {held['larger, FSDP']} GB to {held['… + checkpointing']}"
             in text)
     assert float(held["FSDP, bf16"]) == pytest.approx(float(held["FSDP"]) / 2, rel=0.03)
     parts = {row[0]: row[1:5] for row in steps.rows}
-    assert f"{parts['FSDP'][1]} ms instead of {parts['DDP'][1]} are exposed" in text
+    assert f"exposes {parts['FSDP'][1]} ms instead of {parts['DDP'][1]} ms" in text
     assert f"saves {int(parts['DDP'][2]) - int(parts['FSDP'][2])} ms" in text
     step = {row.job.name: row.step for row in run.rows}
     checkpointed, offloaded = step["… + checkpointing"], step["… + CPU offload"]
