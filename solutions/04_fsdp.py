@@ -3,44 +3,56 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 210 minutes in two sittings, the second from "Mixed precision"; 60 for the optional exercise |
-# | **Needs** | 2 cores. On GPUs all is measured on them; one shows memory, speed needs several |
+# | **Time** | 240 minutes in two sittings; 60 for the optional exercise |
+# | **Needs** | 2 cores. On GPUs everything is measured on them. One GPU shows memory; speed needs several |
 #
-# Fully sharded data parallelism (FSDP) is ZeRO-3 as torch ships it. You apply `fully_shard`, check
-# it, and choose its units. Then you train a model that does not fit into memory with DDP.
+# Fully sharded data parallelism (FSDP) is PyTorch's implementation of ZeRO-3. You apply
+# `fully_shard`, check the result, and choose its units. Then you train a model that runs out of
+# memory with DDP.
 
 # %% [markdown]
-# *On one GPU* several ranks share it, with gloo: what each holds and sends is a node's. Seconds are
-# not. Of the billion-parameter lab, one rank of eight runs there: its memory shows, speed does not.
+# <details><summary>On one GPU</summary>
+#
+# All ranks share the GPU and communicate through gloo. Memory per rank and bytes sent are the same
+# as on a node with several GPUs. Times are not. In the billion-parameter lab, one rank of eight runs
+# on your GPU: its memory is real, its speed says nothing about a node.
+#
+# </details>
 
 # %% [markdown]
 # ## You will be able to
 #
-# - shard a transformer with `fully_shard`, and say what it holds and sends;
-# - choose units by what they cost and by what they wait for;
-# - predict the largest model that fits, and find it;
-# - trade memory for arithmetic, and say what it cost;
-# - find what is wrong with a training loop by measuring it.
+# - shard a transformer with `fully_shard`, and say what each rank stores and sends;
+# - choose units by their collectives, their memory and their waiting time;
+# - predict the largest model that fits, and find it by trial;
+# - use activation checkpointing and mixed precision, and say what they save and cost.
 
 # %% [markdown]
-# ## What is trained here
+# ## Model and ranks
 #
-# A GPT-2, on as many ranks as suit this machine: the next cell prints its sizes, and any of them can
-# be changed. The checks train a smaller one, so that they take seconds. The first launch waits until
-# torch is imported.
+# You train a GPT-2 on as many ranks as suit this machine. The second cell prints the sizes. You can
+# change any of them. The checks use a smaller model, so that they take seconds.
+#
+# The first launch takes longer, because every rank has to import torch.
 
 # %%
+from functools import partial
+
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP1
+from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+from torch.nn.parallel import DistributedDataParallel
 
 import labs
 import labs.fsdp as lab
 
+# %%
 labs.warm_up()
 PRESET = lab.preset()  # or lab.preset("laptop", ranks=4): any size can be changed
 PRESET
@@ -48,37 +60,42 @@ PRESET
 # %% [markdown]
 # ## From ZeRO-3 to `fully_shard`
 #
-# In fp32 with AdamW a model of 7 billion parameters takes 112 GB on every rank of DDP, more than an
-# H100 has. A shard for one of 8 ranks takes 14 GB.
+# With fp32 and AdamW, every DDP rank needs 112 GB for a model of 7 billion parameters. That is more
+# than an H100 has. Sharded over 8 ranks, each rank needs 14 GB.
 
 # %% [markdown]
-# `fully_shard(module)` makes a module a **unit**: its parameters become shards (`DTensor`). They
-# are gathered just before the unit's forward and backward, and freed after; its gradients are
-# reduce-scattered. A parameter stays with the first unit that took it, so shard the inner modules
-# first, and the **root**, the model itself, last.
+# `fully_shard(module)` makes a module a **unit**. Its parameters become shards (`DTensor`). FSDP
+# all-gathers them just before the unit's forward and backward, and frees the gathered parameters
+# afterwards. It reduce-scatters the unit's gradients.
+#
+# A parameter belongs to the first unit that claims it. So shard the inner modules first, and the
+# **root** (the model itself) last.
 
 # %% [markdown]
-# | call | returns | waits for other ranks? |
-# |:--|:--|:--|
-# | `fully_shard(module, mesh=...)` | the same module, with *new* parameters | no |
-# | `lab.mesh()` | the ranks that share a module: here all of them | on its first call |
-# | `lab.blocks(model)` | the list of the transformer's blocks | no |
+# `fully_shard(module, mesh=mesh)` returns the same module, with *new* parameters. The mesh names the
+# ranks that share one model. `lab.device()` is this rank's device:
 
 # %%
 def one_unit():
-    linear = fully_shard(torch.nn.Linear(6, 4), mesh=lab.mesh())
-    return f"whole: {tuple(linear.weight.shape)}, here: {tuple(linear.weight.to_local().shape)}"
+    mesh = init_device_mesh(lab.device().type, (dist.get_world_size(),), mesh_dim_names=("shard",))
+    linear = fully_shard(torch.nn.Linear(6, 4), mesh=mesh)
+    sizes = f"full: {tuple(linear.weight.shape)}, shard: {tuple(linear.weight.to_local().shape)}"
+    return sizes, lab.mesh() == mesh
 
 
 labs.launch(one_unit, ranks=2)
 
 # %% [markdown]
-# A guess before you build it: DDP holds 16Ψ bytes and its buckets. How many MB will one of the
-# ranks hold after backward if everything is sharded? The next cell prints the Ψ of the preset's
-# GPT-2; its number of ranks stands below the first cell.
+# `lab.mesh()` returns that mesh of all ranks, and creates it only once. Use it in the exercises:
+# later the same code runs on another mesh.
+
+# %% [markdown]
+# Make a guess before you build it. A DDP rank stores 16Ψ bytes and its buckets. If everything is
+# sharded, how many MB does one rank store after backward? The next cell prints Ψ, the number of
+# parameters of the preset's GPT-2. The preset above says how many ranks there are.
 
 # %%
-PSI = lab.parameters_of(PRESET)
+PSI = PRESET.parameters
 f"Ψ = {PSI / 1e6:.1f} million"
 
 # %%
@@ -89,15 +106,16 @@ my_guess = round(10 * PSI / 1e6)
 labs.guess("4.1", "MB per rank after backward, fully_shard", my_guess)
 
 # %% [markdown]
-# ### Exercise 4.1 · Each block is a unit
+# ### Exercise 4.1 · One unit per block
 #
 # *Difficulty 2 of 5 · 10 minutes · target: every block is gathered twice a step, in a collective
 # of its own, and freed in between*
 #
-# What is in no block belongs to the root.
+# `lab.blocks(model)` returns the list of transformer blocks: GPT-2's `model.transformer.h`, and the
+# list of the same meaning in other models. All parameters outside the blocks belong to the root.
 
 # %%
-# Exercise 4.1: each block is a unit, what is left belongs to the root
+# Exercise 4.1: one unit per block; all other parameters belong to the root
 def shard(model, optimizer_class, **settings):
     """A strategy, as in notebook 03: returns (module, optimizer)."""
     ### BEGIN SOLUTION
@@ -113,39 +131,44 @@ def shard(model, optimizer_class, **settings):
 lab.check_shard(shard)
 
 # %% [markdown]
-# The check trains a GPT-2 of width 33 on 2 and 4 ranks, neither of which divides 33, and compares
-# it with a reference that one process trains on the whole batch. Then it counts bytes by category
-# and collectives by kind, and looks at what is still gathered after forward.
+# The check trains a GPT-2 of width 33 on 2 and on 4 ranks. Neither divides 33. It compares the
+# parameters with a reference: one process that trains on the full batch. Then it counts bytes by
+# category and collectives by kind, and looks at which parameters are still gathered after forward.
 
 # %% [markdown]
-# Compare it with the ZeRO-3 that you built. The next cell takes your `zero3` from notebook 03's file
-# and checks it; if it does not pass, the cell takes the worked solution's.
+# Now compare `shard` with the ZeRO-3 that you built. The next cell takes your `zero3` from notebook
+# 03 and checks it. If it does not pass, the cell uses the worked solution.
 
 # %%
 zero3 = lab.your_zero3()
 zero3
 
 # %%
-lab.compare_with_zero3(zero3, shard, PRESET)
+lab.show_beside_zero3(zero3, shard, PRESET)
 
 # %% [markdown]
-# **Notice:** the black ticks are ZeRO's formulas for stages 0 and 3: 16Ψ and 16Ψ/N bytes, 2Ψ and 3Ψ
-# elements. `fully_shard` *is* your ZeRO-3, with one call less, because it keeps the root gathered
-# from forward to backward. With the root freed in between it sends the same bytes in as many calls.
-# DDP's buffers are its buckets, a second copy of the gradients.
-
-# %% [markdown]
-# ## Which units?
+# **Notice:** `fully_shard` *is* your ZeRO-3, with one all-gather fewer.
 #
-# One unit for the whole model means two collectives, and everything gathered at once: for 7 billion
-# parameters in fp32 that is 28 GB. One unit for each linear layer means little gathered, and many
-# collectives.
+# The black ticks are ZeRO's formulas for stages 0 and 3: 16Ψ and 16Ψ/N bytes, 2Ψ and 3Ψ elements.
+# The missing all-gather is the root's, which stays gathered from forward to backward. With the root
+# freed in between, `fully_shard` makes the same calls with the same bytes. DDP's buffers are its
+# buckets, a second copy of the gradients.
 
 # %% [markdown]
-# A step gathers the root once, because it stays until backward has ended, and every other unit
-# twice. Each is reduce-scattered once. The chart above shows one unit per block. How many
-# collectives will a step have with one unit for each of a block's four linear layers? The number of
-# blocks stands in the preset.
+# ## Choosing FSDP units (wrapping)
+#
+# If the model is a single unit, everything is gathered at once: 28 GB for 7 billion parameters in
+# fp32. If each linear layer is a unit, little is gathered at once, but a step has many collectives.
+
+# %% [markdown]
+# In one step:
+#
+# - the root is all-gathered once, because it stays gathered until backward ends;
+# - every other unit is all-gathered twice;
+# - every unit is reduce-scattered once.
+#
+# The chart above has one unit per block. How many collectives will a step have with one unit for
+# each of a block's four linear layers? The preset above says how many blocks the model has.
 
 # %%
 # A guess, for exercise 4.2
@@ -155,69 +178,33 @@ my_guess = 10 * PRESET.layers
 labs.guess("4.2", "collectives per step, each linear", my_guess)
 
 # %% [markdown]
-# Each unit arrives in one flat buffer, and its parameters are *copied out* of it. In forward the
-# buffer is freed only when the next unit's parameters have been copied out as well, so that copy and
-# next all-gather can overlap. The root's parameters stay until backward.
-#
-# So at the moment at which a unit has been copied out, four things are there: the root's parameters,
-# the buffer of the unit before, this unit's buffer, and this unit's parameters.
+# How many bytes are gathered at once? Each unit arrives in one flat buffer. Its parameters are then
+# *copied out* of that buffer. In forward, FSDP frees a unit's buffer only after the next unit has
+# been copied out, so that the copy overlaps with the next all-gather.
 
 # %% [markdown]
-# ### Exercise 4.2 · What a wrapping costs
+# Memory is largest just after a unit has been copied out. Then four things are allocated:
 #
-# *Difficulty 2 of 5 · 10 minutes · target: collectives and bytes of eight lists of units; then the bytes
-# of three real wrappings*
-#
-# Go through the units in the order of forward. The root arrives first, so for the first unit besides it
-# the root *is* the unit before. The root may also be the only unit. Backward never holds more of them.
-
-# %%
-# Exercise 4.2: what a wrapping costs
-def cost(units):
-    """units: parameters of each unit, the root's first, then in the order of forward.
-    Returns (collectives of a step, bytes gathered at once), in fp32."""
-    ### BEGIN SOLUTION
-    root, *others = units
-    collectives = 1 + 2 * len(others) + len(units)
-    arrivals = [before + 2 * unit for before, unit in zip(units, others)]
-    return collectives, 4 * (root + max(arrivals, default=root))
-    ### END SOLUTION
-
-
-# %%
-lab.check_cost(cost)
-
-# %%
-wrappings = {"whole model": lambda model: [], "each block": lab.blocks, "each linear": lab.linears}
-compared = lab.compare_wrappings(wrappings, PRESET)
-lab.show_wrappings(compared, wrappings, cost)
-
-# %% [markdown]
-# **Notice:** from the whole model to blocks, the gathered bytes shrink most; from blocks to linear
-# layers the collectives multiply. On a CPU the measured bytes are your `cost`, to the byte. One unit
-# for the whole model is there twice: sharding without units needs *more* memory at that moment than
-# plain parameters. The chart trains 2 sequences on each rank, fewer than the preset, so that
-# activations do not hide the buffers.
-
-# %% [markdown]
-# ## The rule
-#
-# The fewest collectives are *not* the fastest. Nothing computes until the root and the first unit
-# have arrived, so one unit for the whole model waits for all its bytes. On a GPU each further
-# all-gather is in flight while the unit before it computes: the step waits only for what takes longer
-# than that unit's forward.
-#
-# Units that are too small lose time as well: each collective costs a fixed price, for its launch and
-# its copies.
-
-# %% [markdown]
-# | argument | is |
+# | allocated | freed |
 # |:--|:--|
-# | `gather(n)` | seconds that an all-gather of n parameters is in flight |
-# | `compute(n)` | seconds of forward of a unit with n parameters |
-# | `price` | seconds that each all-gather costs in addition, whatever else happens |
+# | the root's parameters | after backward |
+# | the flat buffer of the previous unit | now |
+# | this unit's flat buffer | when the next unit has been copied out |
+# | this unit's parameters | after its forward |
 #
-# For a unit of 100 million parameters, on a link of 16 GB/s:
+# The root is gathered first, so it is the *previous unit* of the first block.
+
+# %% [markdown]
+# The wrapping with the fewest collectives is *not* the fastest, because a rank waits for all-gathers:
+#
+# | all-gather of | exposed seconds in forward |
+# |:--|:--|
+# | the root | all: nothing can compute before it |
+# | the first unit | all: the root computes nothing yet |
+# | each further unit | those that the previous unit's forward does not hide, never below zero |
+#
+# `gather(n)` returns the seconds of an all-gather of n parameters. `compute(n)` returns the seconds
+# of forward of a unit with n parameters. Over PCIe:
 
 # %%
 def gather_on_pcie(parameters):
@@ -227,108 +214,151 @@ def gather_on_pcie(parameters):
 gather_on_pcie(100e6)
 
 # %% [markdown]
-# ### Exercise 4.3 · Choose a wrapping
+# ### Exercise 4.2 · The cost of a wrapping
 #
-# *Difficulty 3 of 5 · 20 minutes · target: the least time lost in forward, on seven machines*
+# *Difficulty 3 of 5 · 25 minutes · target: collectives, bytes and exposed seconds for eight lists of
+# units on four machines; then the measured bytes of three real wrappings*
 #
-# Time lost is what forward waits for parameters, and the price of one all-gather for each unit, the
-# root's included. The root hides nothing: its layers compute at the very beginning and end.
+# Go through the units in the order of forward. Before the first unit, the root itself is copied out:
+# its buffer and its parameters are allocated. The root may be the only unit. Backward never needs
+# more memory.
 
 # %%
-# Exercise 4.3: choose a wrapping
-def choose(wrappings, free, gather, compute, price):
-    """wrappings: name -> units, as in `cost`. free: bytes for gathered parameters.
-    Returns the name that fits and loses least time in forward, or None if none fits."""
+# Exercise 4.2: the cost of a wrapping
+def cost(units, gather, compute):
+    """units: parameters of each unit, the root's first, then in the order of forward. Returns
+    (collectives of a step, bytes gathered at once in fp32, exposed seconds of a forward)."""
     ### BEGIN SOLUTION
-    def lost(units):
-        root, *others = units
-        seconds = gather(root) + sum(gather(first) for first in others[:1])
-        for unit, following in zip(others, others[1:]):
-            seconds += max(0, gather(following) - compute(unit))
-        return seconds + price * len(units)
-
-    fits = [name for name, units in wrappings.items() if cost(units)[1] <= free]
-    return min(fits, key=lambda name: lost(wrappings[name]), default=None)
+    root, *others = units
+    collectives = 1 + 2 * len(others) + len(units)
+    gathered, exposed = 2 * root, gather(root)
+    before, hidden = root, 0
+    for unit in others:
+        gathered = max(gathered, root + before + 2 * unit)
+        exposed += max(0, gather(unit) - hidden)
+        before, hidden = unit, compute(unit)
+    return collectives, 4 * gathered, exposed
     ### END SOLUTION
 
 
 # %%
-lab.check_choose(choose)
+lab.check_cost(cost)
 
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# Write a function that returns the seconds lost by one list of units. The root's gather and the
-# first unit's are waited for in full. Then go through pairs of neighbours: the second unit's gather
-# runs while the first unit computes, so only the difference is waited for, and never less than
-# zero. Last, keep the wrappings whose gathered bytes fit, and take the one that loses least.
+# One loop over the units after the root is enough. It needs two values of the previous unit: its
+# size, and the seconds of its forward, in which the next all-gather is hidden. For the first unit,
+# the previous one is the root, and nothing is hidden.
+#
+# The bytes are a maximum over the units. The exposed seconds are a sum.
 #
 # </details>
 
-# %%
-lab.show_lost(choose)
-
 # %% [markdown]
-# **Notice:** one unit for all loses most on every link, although it takes the fewest collectives.
-# One unit for each block is the usual choice: on NVLink it saves 91 % of that loss, each linear layer
-# 82 %. On 100 GbE every wrapping waits for the link: with each of the last three a forward loses
-# 1.48 to 1.49 s, which is no difference that matters.
-# Notebook 05 finds both mistakes, one huge unit and tiny units, in traces.
-
-# %% [markdown]
-# ## Gradients of several micro-batches
-#
-# A batch that does not fit is trained in micro-batches: their gradients add up before one optimizer
-# step. By default FSDP reduces after each of them. DDP's `no_sync` has a counterpart:
-# `module.set_requires_gradient_sync(False)` keeps the *whole* gradients on each rank until the last
-# micro-batch. `set_reshard_after_backward(False)` and `set_reshard_after_forward(False)` keep the
-# whole parameters too. In the table's first two rows they are `True` for all units, also for
-# the root. The cell takes up to a minute.
+# Now measure three wrappings. GPT-2's linear layers have the class `Conv1D`:
 
 # %%
-lab.compare_accumulation(shard, PRESET)
+def linears(model):
+    from transformers.pytorch_utils import Conv1D
+
+    return [module for module in model.modules() if isinstance(module, Conv1D)]
+
+
+wrappings = {"whole model": lambda model: [], "each block": lab.blocks, "each linear": linears}
+lab.show_wrappings(wrappings, PRESET, cost)
 
 # %% [markdown]
-# **Notice:** reducing once sends fewer bytes, and holds the gradients whole: 4Ψ bytes instead of
-# 4Ψ/N. Where the parameters are never freed either, it sends what DDP sends, and saves memory only
-# on the optimizer state, as ZeRO-1 does. The price of less communication is memory, so under a
-# tight limit reduce after each part.
-
-# %% [markdown]
-# ## Out of memory, for real
+# **Notice:** from one unit for the model to one per block, the gathered bytes shrink most. From
+# blocks to linear layers, the number of collectives grows most.
 #
-# From here on a rank has a **limit**: `launch(..., memory_limit=bytes)` lets it take no more than
-# that beyond what it starts with, and the allocation that would exceed it fails. On a CPU all
-# writable memory counts, so Python's objects and thread stacks too. On a GPU it is what torch's
-# allocator takes from the card.
+# On a CPU, the measured bytes equal your `cost` exactly. With a single unit the model is allocated
+# twice, in the buffer and as parameters, so it needs *more* memory than without sharding. The chart
+# trains 2 sequences per rank, fewer than the preset, so that activations do not hide the buffers.
+
+# %% [markdown]
+# Which wrapping is fastest? The next table uses your `cost` for Llama-2-7B on three links. It adds an
+# overhead of 50 µs per all-gather, for the launch and the copies. Decide before you run the cell:
+# which wrapping loses the least time over NVLink, and which over 100 GbE?
+
+# %%
+lab.show_exposed(cost)
+
+# %% [markdown]
+# **Notice:** one unit for the whole model loses the most time on every link, although it needs the
+# fewest collectives.
+#
+# One unit per block is the usual choice. Over NVLink it avoids 91 % of that loss; one unit per
+# linear layer avoids 82 %. Over 100 GbE every wrapping waits for the link: with each of the last
+# three, a forward loses 1.48 to 1.49 s. In notebook 05 you find both mistakes in traces: one huge
+# unit, and tiny units.
+
+# %% [markdown]
+# ## Gradient accumulation with FSDP
+#
+# A batch that does not fit into memory is split into micro-batches. Their gradients are accumulated
+# before one optimizer step. By default, FSDP reduce-scatters after every micro-batch.
+#
+# `module.set_requires_gradient_sync(False)` is FSDP's `no_sync`: each rank keeps *unsharded*
+# gradients until the last micro-batch. `set_reshard_after_forward(False)` and
+# `set_reshard_after_backward(False)` keep the parameters unsharded too. In the table's first two
+# rows both are `True` for all units, including the root. The cell takes up to a minute.
+
+# %%
+lab.show_gradient_accumulation(shard, PRESET)
+
+# %% [markdown]
+# **Notice:** less communication costs memory. Reducing once sends fewer bytes, but each rank stores
+# 4Ψ bytes of gradients instead of 4Ψ/N.
+#
+# If the parameters are never freed either, FSDP sends as much as DDP. It then saves memory only on
+# the optimizer state, as ZeRO-1 does. So with little memory, reduce after every micro-batch.
+
+# %% [markdown]
+# ## Training under a memory limit
+#
+# From now on each rank has a **limit**: `launch(..., memory_limit=bytes)`. A rank may allocate that
+# many bytes beyond what it has at the start. The allocation that would exceed the limit fails.
+#
+# On a CPU all writable memory counts, including Python objects and thread stacks. On a GPU the limit
+# is on what torch's allocator reserves.
 #
 # The ranks train a GPT-2 of this size, first with DDP, then with your `shard`:
 
 # %%
-LIMIT = lab.memory_limit()  # bytes for each rank: by formula enough for FSDP, and not for DDP
+def ddp(model, optimizer_class, **settings):
+    module = DistributedDataParallel(model)
+    return module, optimizer_class(module.parameters(), **settings)
+
+
+LIMIT = lab.memory_limit()  # bytes per rank: by formula enough for FSDP, too little for DDP
 lab.preset(lab="limit")
 
 # %%
-lab.train_under_limit({"DDP": lab.ddp, "FSDP": shard}, LIMIT)
+lab.show_training_under_limit({"DDP": ddp, "FSDP": shard}, LIMIT)
 
 # %% [markdown]
-# **Notice:** the hatched bar is what DDP would have needed, by formula. The red line is the limit at
-# which DDP's allocation was refused, on a CPU by the operating system. FSDP trains the same model on the same data
-# under the same limit, and its measured bar ends at the formula's tick.
-
-# %% [markdown]
-# ## Compute instead of remember
+# **Notice:** DDP runs out of memory; FSDP trains the same model on the same data under the same
+# limit.
 #
-# In the last picture activations are the largest part of FSDP's bar. **Activation checkpointing**
-# keeps only a block's input, and runs the block again when backward reaches it. Each block gets a
-# checkpoint of its own, because a single one around the model would bring all activations back at
-# once.
+# The hatched bar is the memory that DDP would need, by formula. The red line is the limit. DDP's
+# allocation was refused there, on a CPU by the operating system. FSDP's measured bar ends at the
+# formula's tick.
+
+# %% [markdown]
+# ## Activation checkpointing
+#
+# In the last picture, activations are the largest part of FSDP's bar. **Activation checkpointing**
+# stores only a block's input, and recomputes the block's forward in backward.
+#
+# Checkpoint each block separately. A single checkpoint around the model would recompute, and store,
+# all activations at once.
 
 # %% [markdown]
 # | call | returns |
 # |:--|:--|
-# | `checkpoint_wrapper(block)` | a *new* module around the block; the block itself is unchanged |
-# | `lab.blocks(model)` | the model's own list: the model runs what you put into it |
+# | `checkpoint_wrapper(block)` | a *new* module around the block; the block itself does not change |
+# | `lab.blocks(model)` | the model's own `ModuleList`: a block that you replace there is replaced in the model |
 
 # %%
 layers = torch.nn.ModuleList([torch.nn.Linear(2, 2)])
@@ -336,12 +366,12 @@ layers[0] = checkpoint_wrapper(layers[0])
 layers
 
 # %% [markdown]
-# ### Exercise 4.4 · Every block is computed again in backward
+# ### Exercise 4.4 · Activation checkpointing for every block
 #
-# *Difficulty 2 of 5 · 10 minutes · target: after forward, a block keeps its input and nothing else*
+# *Difficulty 2 of 5 · 10 minutes · target: after forward, only each block's input is stored*
 
 # %%
-# Exercise 4.4: every block is computed again in backward
+# Exercise 4.4: activation checkpointing for every block
 def checkpointed(model, optimizer_class, **settings):
     """A strategy: as `shard`, with activation checkpointing."""
     ### BEGIN SOLUTION
@@ -356,29 +386,32 @@ def checkpointed(model, optimizer_class, **settings):
 lab.check_checkpointed(checkpointed)
 
 # %% [markdown]
-# What does it save, and what does it cost? The next cell trains the model of the last picture, now
-# without a limit, under each of three strategies: for memory, for arithmetic, and five times for
-# speed. It takes up to a minute.
+# What does it save, and what does it cost? The next cell trains the model of the last picture without
+# a limit, under three strategies. It measures memory, counts arithmetic, and repeats each run five
+# times for speed. It takes up to a minute.
 
 # %%
 compared = lab.compare_strategies(
-    {"DDP": lab.ddp, "FSDP": shard, "FSDP + checkpointing": checkpointed})
+    {"DDP": ddp, "FSDP": shard, "FSDP + checkpointing": checkpointed})
 lab.show_memory_and_arithmetic(compared)
 
 # %% [markdown]
-# **Notice:** does checkpointing take three times less memory for a third more time? The lines below
-# the chart say what it is here. Three counts activations alone, and grows
-# with the layers, because only one block has all of its activations at a time. The third counts a
-# whole second forward: 4 instead of 3, since backward costs two. In torch it is less, because a
-# block's last matrix product and the head are not computed again.
+# **Notice:** "three times less memory for a third more time" is not what was measured. The lines
+# below the chart give this run's numbers.
+#
+# - *Three times* counts activations only. The factor grows with the number of layers, because only
+#   one block has all its activations at a time.
+# - *A third* assumes a complete second forward: 4 instead of 3 units of work, as backward costs two.
+#   torch recomputes less: not a block's last matrix product, and not the head.
 
 # %% [markdown]
-# ## Parameters in the host's memory
+# ## CPU offload
 #
-# With **CPU offload** shards, gradients and optimizer state live in the host's memory. A rank's
-# shard of a unit is copied to the GPU when the unit is gathered, and the shard of its gradient is
-# copied back. **Pinned memory**, which the operating system leaves where it is, makes these copies
-# faster, but there is none without a GPU.
+# With **CPU offload**, shards, gradients and optimizer state are in the host's memory. When a unit is
+# gathered, each rank copies its shard to the GPU. The shard of the gradient is copied back.
+#
+# **Pinned memory** makes these copies faster, because the operating system never moves it. It needs
+# a GPU.
 
 # %%
 def offloaded(model, optimizer_class, **settings):
@@ -392,23 +425,25 @@ def offloaded(model, optimizer_class, **settings):
 lab.show_offload(shard, offloaded)
 
 # %% [markdown]
-# Over a GPU's PCIe link the bytes of a step take time. How much, compared with what the GPU computes
-# meanwhile? Here for 7 billion parameters, computed:
+# Copies over PCIe take time. How long do they take, compared with the step's computation? The next
+# table is computed for 7 billion parameters:
 
 # %%
-lab.offload_on_gpus()
+lab.show_offload_on_gpus()
 
 # %% [markdown]
-# **Notice:** from the T4 to the B200 computing became 35 times faster and PCIe 4 times. So the
-# copies take 10 % of the computing time on the one, and 86 % on the other. More tokens in a step
-# make the share smaller, because the bytes stay the same. Copies can be hidden by computing, but
-# AdamW on the host cannot: for eight A100s it takes 1.5 s, longer than their 1.33 s of computing.
+# **Notice:** from the T4 to the B200, computing became 35 times faster, but PCIe only 4 times. So the
+# copies take 10 % of the computing time on the T4, and 86 % on the B200.
+#
+# With more tokens in a step the share shrinks, because the bytes stay the same. Computation can hide
+# the copies. It cannot hide AdamW on the host: for eight A100s AdamW takes 1.5 s, longer than their
+# 1.33 s of computing.
 
 # %% [markdown]
 # ## The largest model that fits
 #
-# How many times more parameters than with DDP can be trained with FSDP and checkpointing, on as many
-# ranks, under the same limit?
+# How many times more parameters can you train with FSDP and checkpointing than with DDP, on the same
+# number of ranks and under the same limit?
 
 # %%
 # A guess, for exercise 4.4
@@ -418,14 +453,15 @@ my_guess = 3
 labs.guess("4.4", "times larger than with DDP, FSDP + checkpointing", my_guess)
 
 # %% [markdown]
-# `lab.largest_model` first *predicts* the number of layers that fit: the bytes of tensors, by the
-# formulas of notebook 01's explorer, plus what a rank takes besides tensors, measured in two runs
-# without a limit. Then it trains real models under the limit, until one fits and the model with one
-# more layer runs out of memory. Each of the next three cells takes 5 to 30 seconds, on 8 GPUs up to
-# two minutes.
+# `lab.largest_model` first *predicts* how many layers fit. It adds up the bytes of all tensors, with
+# the formulas of notebook 01's explorer, and the other memory of a rank, which it measures in two
+# runs without a limit.
+#
+# Then it trains real models under the limit, until one fits and the model with one more layer runs out
+# of memory. Each of the next cells takes 5 to 30 seconds, on 8 GPUs up to two minutes.
 
 # %%
-largest_ddp = lab.largest_model("DDP", lab.ddp, LIMIT)
+largest_ddp = lab.largest_model("DDP", ddp, LIMIT)
 largest_ddp
 
 # %%
@@ -440,34 +476,37 @@ largest_checkpointed
 lab.show_largest_models(compared, largest_ddp, largest_fsdp, largest_checkpointed)
 
 # %%
-lab.summary_table(compared, largest_ddp, largest_fsdp, largest_checkpointed)
+lab.show_summary(compared, largest_ddp, largest_fsdp, largest_checkpointed)
 
 # %% [markdown]
-# **Notice:** the last column says how far prediction and trial are apart; a formula is cheaper than a
-# job that runs out of memory. FSDP's gain grows with the ranks, because states shrink as 1/N.
-# Activations do not, so checkpointing has to shrink them. With many ranks the whole model, which
-# each builds before it is sharded, becomes the limit. Tokens per second are this machine's: on a CPU
-# they say little about a GPU's.
+# **Notice:** the last column is the difference between prediction and trial. A formula is cheaper
+# than a job that runs out of memory.
+#
+# FSDP's gain grows with the number of ranks, because model states shrink as 1/N. Activations do not
+# shrink, so checkpointing has to reduce them. With many ranks a new limit appears: each rank builds
+# the full model before it is sharded. Tokens per second are this machine's. On a CPU they say little
+# about a GPU.
 
 # %% [markdown]
 # ## Mixed precision
 #
-# Activations and gathered parameters are the rest of the bar. In 16 bits they take half.
+# The rest of the bar is activations and gathered parameters. In 16 bits they take half the memory.
 #
-# A `MixedPrecisionPolicy` has two types. `param_dtype`: what is gathered and computed with.
-# `reduce_dtype`: what gradients travel and are summed in. The shards that the optimizer updates stay
-# as the model was built, in fp32.
-#
-# bf16 has fp32's range with fewer digits: 8 bits, so 256 + 1 is 256. A sum over many ranks loses
-# what is small.
-
-# %%
-MixedPrecisionPolicy(param_dtype=torch.bfloat16)  # reduce_dtype=None: the same type
+# A `MixedPrecisionPolicy` has two dtypes. `param_dtype` is the dtype in which parameters are gathered
+# and used. `reduce_dtype` is the dtype in which gradients are communicated and summed. The shards
+# that the optimizer updates keep the model's dtype, fp32.
 
 # %% [markdown]
-# Before you choose: an all-reduce of Ψ gradients in fp32 moves 4 + 4 bytes for each parameter, in
-# two passes. FSDP gathers twice and reduces once. How many bytes does it move for each parameter if
-# it computes in bf16 and sums in fp32?
+# bf16 has the range of fp32 but only 8 bits of precision, so 256 + 1 is 256. A sum over many ranks
+# loses its small terms.
+
+# %%
+MixedPrecisionPolicy(param_dtype=torch.bfloat16)  # reduce_dtype=None: the same dtype
+
+# %% [markdown]
+# An all-reduce of Ψ gradients in fp32 moves 4 + 4 bytes per parameter, in two passes. FSDP gathers
+# twice and reduces once. How many bytes per parameter does FSDP move, if it computes in bf16 and
+# sums in fp32?
 
 # %%
 # A guess, for exercise 4.5
@@ -477,12 +516,12 @@ my_guess = 6
 labs.guess("4.5", "bytes moved for each parameter, bf16 and fp32 sums", my_guess)
 
 # %% [markdown]
-# ### Exercise 4.5 · Compute in bf16, sum in fp32
+# ### Exercise 4.5 · Compute in bf16, reduce in fp32
 #
 # *Difficulty 2 of 5 · 10 minutes · target: parameters gathered in bf16, gradients reduced in
 # fp32; the units of exercise 4.1*
 #
-# Compute in bf16, and lose no digits in sums and updates.
+# Compute in bf16, but keep full precision in sums and updates.
 
 # %%
 # Exercise 4.5: gather and compute in bf16, reduce in fp32
@@ -505,64 +544,95 @@ lab.check_mixed(mixed)
 lab.show_precision(shard, mixed)
 
 # %% [markdown]
-# **Notice:** shards and optimizer state stay as they are; activations and gathered bytes halve. Two
-# gathers in bf16 and a reduction in fp32 are 2 + 2 + 4 bytes for a parameter, as many as an fp32
-# all-reduce; the chart shows slightly less, because the root is gathered once. Reducing in bf16 would
-# save a quarter of that, and lose digits.
+# **Notice:** activations and gathered bytes halve; shards and optimizer state do not change.
+#
+# Two all-gathers in bf16 and a reduce-scatter in fp32 make 2 + 2 + 4 bytes per parameter, as many as
+# an fp32 all-reduce. The chart shows slightly less, because the root is gathered only once. Reducing
+# in bf16 would save another quarter, but lose precision.
 
 # %% [markdown]
-# fp16 has more digits than bf16 and a small range: its smallest number is 6e-8. A micro-batch of
-# 256 tokens in a batch of 262,144 counts 1/1,024 of the loss, so its gradients are small. Which of
-# them survive?
+# ## fp16: underflow and loss scaling
+#
+# fp16 has more precision than bf16, but a small range: its smallest positive number is 6e-8. A
+# micro-batch of 256 tokens in a batch of 262,144 contributes 1/1,024 of the loss, so its gradients
+# are small. How many become zero?
 
 # %%
-lab.count_underflow()
+lab.show_underflow()
 
 # %% [markdown]
-# **Notice:** fp16 loses gradients to **underflow**: with the loss multiplied by 65,536 they are
-# back (gradients must then be divided by it before the optimizer's step). That is **loss scaling**.
-# bf16 needs none, because it has fp32's range. Its zeros are as many with the factor as without:
-# these are sums that cancel exactly after rounding, so scaling the loss cannot bring them back.
+# **Notice:** in fp16, gradients **underflow** to zero. With the loss multiplied by 65,536 they are not
+# zero. This is **loss scaling**. The gradients must be divided by the same factor before the
+# optimizer step.
+#
+# bf16 has the range of fp32 and needs no loss scaling: scaling does not reduce its zeros. These
+# zeros are sums that cancel exactly after rounding.
 
 # %% [markdown]
-# ## Replicas of shards
+# ## Second sitting · 150 minutes
 #
-# Two nodes, 8 A100s each: NVLink inside a node carries 300 GB/s for each GPU, the network between
-# them a tenth of that or less. **HSDP** (hybrid sharding) keeps the all-gathers inside: the mesh
-# gets two dimensions, `replicate` and `shard`. Ranks of one row share a model; the rows are
-# replicas, whose shards of gradients are all-reduced.
+# | | |
+# |:--|:--|
+# | **Core** | 4.6, 4.7, 4.8, 4.9, 4.11, 4.13 |
+# | **Optional** | 4.12 |
+# | **In a new kernel** | run the first two code cells, those of exercises 4.1, 4.4 and 4.5, and the cell of `offloaded` |
 #
-# `fully_shard` needs nothing but that mesh. Inside the next cell `lab.mesh()` has two dimensions, and
-# your `shard` runs unchanged.
+# You will be able to:
+#
+# - initialise a model that no rank stores unsharded;
+# - save a sharded checkpoint, and resume on other ranks;
+# - find bugs of a training loop by measuring;
+# - compute what scaling and offload cost;
+# - write an FSDP script for `torchrun`.
+
+# %% [markdown]
+# ## Hybrid sharding (HSDP)
+#
+# Take two nodes with 8 A100s each. NVLink carries 300 GB/s per GPU inside a node. The network between
+# nodes carries a tenth of that or less.
+#
+# **HSDP** (hybrid sharding) keeps all-gathers inside a node. Its mesh has two dimensions, `replicate`
+# and `shard`. The ranks of one row shard a model; each row is a replica. Gradients are
+# reduce-scattered inside a row, and each shard is all-reduced between rows.
+
+# %% [markdown]
+# Only the mesh changes. In the next cell `lab.mesh()` has two dimensions:
+# `init_device_mesh(device, (2, 2), mesh_dim_names=("replicate", "shard"))`. Your `shard` runs
+# unchanged.
 
 # %%
-lab.compare_meshes(shard, PRESET)
+lab.show_hsdp(shard, PRESET)
 
 # %% [markdown]
-# **Notice:** with two replicas a rank holds twice as much, and gathers among half as many ranks. Only
-# the all-reduce leaves the row, and it carries one shard of the gradients instead of two gathers of
-# the whole model.
+# With two replicas each rank stores twice as much, and gathers from half as many ranks. Only the
+# all-reduce goes between rows. It carries one shard of the gradients, instead of two all-gathers of
+# the full model.
 
 # %% [markdown]
-# ## Never whole
+# ## Initialising on the meta device
 #
-# So far every rank built the whole model first: 28 GB for 7 billion parameters in fp32, and 8 times
-# that on a node. On the **meta device** a tensor has a shape and no memory. So build there, shard,
-# and only then allocate. `to_empty` allocates and writes nothing: what lies in that memory is
-# garbage, until somebody draws numbers. On a CPU every rank draws with its own generator, so equal
-# seeds give equal shards.
+# So far every rank built the full model first. For 7 billion parameters in fp32 that takes 28 GB per
+# rank, and 8 times that per node.
+#
+# A tensor on the **meta device** has a shape but no memory. So build the model there, shard it, and
+# only then allocate the shards with `to_empty`.
+
+# %% [markdown]
+# `to_empty` does not initialise the shards: they contain arbitrary values until you draw random
+# numbers. On a CPU every rank has its own generator, so equal seeds give
+# equal shards.
 
 # %% [markdown]
 # | call | does |
 # |:--|:--|
-# | `model.to_empty(device=...)` | allocates this rank's shards on `lab.device()` |
-# | `lab.mesh().get_local_rank("shard")` | returns this rank's place among the shards |
-# | `model._init_weights(module)` | draws the numbers of one of its modules |
+# | `model.to_empty(device=...)` | allocates this rank's shards, here on `lab.device()` |
+# | `lab.mesh().get_local_rank("shard")` | returns this rank's index among the shards |
+# | `model._init_weights(module)` | initialises the parameters of one module |
 # | `model.apply(function)` | calls `function(module)` for each module, children first |
 #
-# torch's own layers draw in `reset_parameters()`. Hugging Face's own do not have that: the model
-# draws for them. The order matters, because GPT-2's attention and MLP draw their last layer again,
-# with a smaller standard deviation.
+# torch's layers initialise themselves in `reset_parameters()`. In Hugging Face's models, the model
+# does it. The order matters: GPT-2 initialises the last layer of attention and MLP a second time, with
+# a smaller standard deviation.
 
 # %%
 with torch.device("meta"):
@@ -570,16 +640,16 @@ with torch.device("meta"):
 shape_only.weight.device, shape_only.to_empty(device="cpu").weight.device
 
 # %% [markdown]
-# ### Exercise 4.6 · A model that no rank ever holds
+# ### Exercise 4.6 · Sharded initialisation
 #
-# *Difficulty 4 of 5 · 25 minutes · target: no rank holds more than its shards; shards differ, replicas
-# are equal, and numbers are drawn as the model draws them*
+# *Difficulty 4 of 5 · 25 minutes · target: each rank allocates only its shards; shards differ, replicas
+# are equal, and the values have the model's own distribution*
 #
-# The check builds GPT-2 and a Qwen2, whose embedding and head share a weight (tied weights), on a
-# mesh of 4 shards and on one of 2 × 2. `to_empty` before `shard` would untie them.
+# The check builds GPT-2 and a Qwen2 whose embedding and head share a weight (tied weights). It uses a
+# mesh of 4 shards and one of 2 × 2. Calling `to_empty` before `shard` would untie the weights.
 
 # %%
-# Exercise 4.6: a model that no rank ever holds
+# Exercise 4.6: sharded initialisation
 def from_meta(make_model, optimizer_class, **settings):
     """make_model() builds one of Hugging Face's models. Returns (module, optimizer)."""
     ### BEGIN SOLUTION
@@ -600,31 +670,33 @@ lab.check_from_meta(from_meta)
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# Five steps, each of one or two lines: shapes, units, memory, numbers, and an optimizer. Two ranks with the
-# same place among the shards hold the same shard, one in each replica: which seed do they need? The
-# optimizer comes after the units, because `fully_shard` replaces the parameters; `to_empty` and the
-# numbers only fill those.
+# There are five steps of one or two lines: build, shard, allocate, initialise, create the optimizer.
+# Two ranks with the same index among the shards have the same shard, one in each replica. Which seed
+# do they need?
+#
+# Create the optimizer after sharding, because `fully_shard` replaces the parameters. `to_empty` and
+# the initialisation keep the parameter objects and only fill them.
 #
 # </details>
 
 # %% [markdown]
-# **Notice:** `model.init_weights()` looks like a shorter way. Hugging Face's method skips modules
-# without parameters of their own in what it takes for custom code, and `fully_shard` changes the
-# model's class. So it leaves out GPT-2's scaling, without a word; the check measures it.
+# `model.init_weights()` looks shorter, but it is wrong here. For custom classes, Hugging Face's method
+# skips modules that have no parameters of their own, and `fully_shard` changes the model's class. So
+# GPT-2's smaller standard deviation is silently lost. The check measures it.
 
 # %% [markdown]
-# ## Save shards, load on other ranks
+# ## Sharded checkpoints (DCP)
 #
-# A **full** state dict gathers everything on one rank. A **sharded** one stays in parts, and each
-# rank writes its own.
+# A **full** state dict gathers everything on one rank. A **sharded** state dict stays sharded, and
+# each rank writes its own shards.
 #
 # | call | does |
 # |:--|:--|
 # | `get_state_dict(module, optimizer)` | returns two dictionaries with this rank's shards |
 # | `dcp.save(state, checkpoint_id=folder)` | writes them; `dcp.load` *fills* such dictionaries |
-# | `set_state_dict(module, optimizer, model_state_dict=..., optim_state_dict=...)` | puts everything in place, also the learning rate |
+# | `set_state_dict(module, optimizer, model_state_dict=..., optim_state_dict=...)` | loads both into module and optimizer, including the learning rate |
 #
-# All ranks call them together.
+# All ranks must call these functions together.
 
 # %%
 def names_of_a_state():
@@ -636,13 +708,13 @@ def names_of_a_state():
 labs.launch(names_of_a_state, ranks=2)[0]
 
 # %% [markdown]
-# ### Exercise 4.7 · Written by 4 ranks, read by 2
+# ### Exercise 4.7 · Save on 4 ranks, load on 2
 #
-# *Difficulty 3 of 5 · 15 minutes · target: each rank writes its share, nothing is gathered whole, and
-# training goes on as if it had not stopped*
+# *Difficulty 3 of 5 · 15 minutes · target: each rank writes its shards, nothing is gathered, and
+# training continues as if it had not stopped*
 
 # %%
-# Exercise 4.7: written by 4 ranks, read by 2
+# Exercise 4.7: save on 4 ranks, load on 2
 def save(module, optimizer, folder):
     """Writes parameters and optimizer state of all ranks."""
     ### BEGIN SOLUTION
@@ -668,55 +740,68 @@ lab.check_checkpoint(save, load)
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# Both sides need the same dictionary: one for the model, one for the optimizer, under two names of
-# yours. `dcp.load` fills tensors that are already there, so loading begins with the state of the
-# module that is to be filled, and ends by putting it back. A fresh optimizer has no moments yet;
-# `get_state_dict` makes room for them.
+# Both functions need a dictionary of the same form: one entry for the model, one for the optimizer,
+# under two keys that you choose. `dcp.load` writes into existing tensors. So `load` begins with the
+# state of the module that is to be filled, and ends by setting it. A new optimizer has no moments
+# yet; `get_state_dict` creates them.
 #
 # </details>
 
 # %%
-lab.compare_state_dicts(shard)
+lab.show_state_dicts(shard)
 
 # %% [markdown]
-# **Notice:** the full state dict is on rank 0 alone, and must fit there; other programs can read
-# it. It has the tied weight twice, once under each name, so it is larger than all shards together.
-# To go on training, on any number of ranks, the sharded one is enough.
+# The full state dict is on rank 0 only, and must fit into that rank's memory. Other programs can read
+# it. It contains the tied weight twice, once under each name, so it is larger than all shards
+# together. To resume training on any number of ranks, the sharded one is enough.
 
 # %% [markdown]
-# ## FSDP1, for reading older code
+# ## FSDP1 (`FullyShardedDataParallel`)
 #
-# `fully_shard` replaces `FullyShardedDataParallel`, which wraps the module instead of changing it, and
-# puts each unit's parameters into one flat parameter. FSDP1 is *deprecated*: PyTorch's
-# *[tutorial](https://docs.pytorch.org/tutorials/intermediate/FSDP1_tutorial.html)* says so. Older code
-# still uses it. Here are its names, what each became, and what one step with each sent, in which order.
+# `fully_shard` (FSDP2) replaces `FullyShardedDataParallel` (FSDP1). FSDP1 wraps the module instead of
+# changing it, and puts each unit's parameters into one flat parameter. It is *deprecated*, says
+# PyTorch's *[tutorial](https://docs.pytorch.org/tutorials/intermediate/FSDP1_tutorial.html)*, but
+# older code still uses it. The next table has its names, their successors, and what one step of each
+# sent.
 
 # %%
-lab.fsdp1_names()
+lab.show_fsdp1_names()
 
 # %% [markdown]
-# **Notice:** `SHARD_GRAD_OP` gathers once instead of twice; `NO_SHARD` gathers nothing, and reduces
-# whole gradients: DDP. In bf16 half the bytes are gathered. `BACKWARD_PRE` and `BACKWARD_POST` send
-# the same, in another order: only the first one calls the next block's all-gather *before* this
-# block's gradients are computed, so that they can hide it.
+# `SHARD_GRAD_OP` gathers once instead of twice. `NO_SHARD` gathers nothing and all-reduces full
+# gradients: it is DDP. In bf16 half the bytes are gathered.
 #
-# Units were chosen by a policy: every module of a class, or every module from a size on.
+# `BACKWARD_PRE` and `BACKWARD_POST` send the same, in another order. Only `BACKWARD_PRE` issues the
+# next block's all-gather *before* this block's gradients are computed, so that computation hides it.
+
+# %% [markdown]
+# In FSDP1 an `auto_wrap_policy` chooses the units. `transformer_auto_wrap_policy` takes every module of
+# given classes. `size_based_auto_wrap_policy` takes every module with at least a given number of
+# parameters. The chart compares both; the function is used again below.
 
 # %%
-lab.fsdp1_wrap_policies(PRESET)
+def fsdp1(model, optimizer_class, **settings):
+    block = type(model.transformer.h[0])
+    policy = partial(transformer_auto_wrap_policy, transformer_layer_cls={block})
+    module = FSDP1(model, auto_wrap_policy=policy, use_orig_params=True, device_id=lab.device())
+    return module, optimizer_class(module.parameters(), **settings)
+
+
+lab.show_wrap_policies(fsdp1, PRESET)
 
 # %% [markdown]
-# **Notice:** by size, the units follow a number and not the structure of the model. The size at which
-# blocks become units gives what the other policy gives, call for call; a smaller one splits them.
+# The size-based policy follows a number, not the structure of the model. With the first size, the
+# blocks become units, and it sends exactly what the other policy sends. With the smaller size, blocks
+# are split into several units.
 
 # %% [markdown]
-# ## Debug the internet
+# ## Debugging FSDP training loops
 #
-# Three pieces that you can find in tutorials and answers, each of which runs without an error. Measure
-# first, then repair.
+# Here are two pieces of code of a kind that you find in tutorials and forum answers. Both run without
+# an error, and both are wrong. Measure first, then fix them.
 #
-# The first is "a complete FSDP training loop, with gradients clipped to a norm of 0.5". The table
-# shows what the optimizer really used.
+# The first claims to be "a complete FSDP training loop, with gradients clipped to a norm of 0.5". The
+# table shows which gradients the optimizer really used.
 
 # %%
 def found_loop(module, optimizer, batches):
@@ -727,17 +812,17 @@ def found_loop(module, optimizer, batches):
         torch.nn.utils.clip_grad_norm_(list(module.parameters()), max_norm=0.5)
 
 
-lab.try_loop(found_loop)
+lab.show_loop(found_loop)
 
 # %% [markdown]
-# ### Exercise 4.8 · A loop that trains something else
+# ### Exercise 4.8 · Fix the training loop
 #
 # *Difficulty 2 of 5 · 10 minutes · target: the parameters of one process after 4 clipped steps*
 #
 # There are two mistakes.
 
 # %%
-# Exercise 4.8: the same loop, repaired
+# Exercise 4.8: the same loop, fixed
 def loop(module, optimizer, batches):
     """One step on each batch, with the gradient clipped to a global norm of 0.5."""
     ### BEGIN SOLUTION
@@ -753,9 +838,9 @@ def loop(module, optimizer, batches):
 lab.check_loop(loop)
 
 # %% [markdown]
-# The second: "for older GPUs use fp16 instead of bf16, the rest stays the same". A module under
-# FSDP computes in fp16. Each batch is one micro-batch of many, so its loss counts only a `share` of
-# the whole batch's. For the table's last row, one gradient of one rank is made infinite.
+# The second claim: "on older GPUs use fp16 instead of bf16; everything else stays the same". Here an
+# FSDP module computes in fp16. Each batch is one of many micro-batches, so its loss is multiplied by
+# its `share` of the full batch. For the table's last row, one gradient on one rank is made infinite.
 
 # %%
 def found_step(module, optimizer, batch, share):
@@ -764,21 +849,21 @@ def found_step(module, optimizer, batch, share):
     optimizer.zero_grad()
 
 
-lab.try_step(found_step)
+lab.show_step(found_step)
 
 # %% [markdown]
-# ### Exercise 4.9 · fp16 without losses
+# ### Exercise 4.9 · Loss scaling for fp16
 #
-# *Difficulty 4 of 5 · 20 minutes · target: fewer than 1 % of the gradients lost, and no step with an
-# infinite one*
+# *Difficulty 4 of 5 · 20 minutes · target: fewer than 1 % of the gradients underflow, and no step is
+# made with an infinite gradient*
 #
-# A scale that brings small gradients back can make large ones infinite. Such a step is skipped, on
-# *all* ranks: each sees only its own shards, `p.grad.to_local()`.
+# A scale that keeps small gradients can make large ones infinite. Such a step must be skipped on *all*
+# ranks. But each rank sees only its own shards, `p.grad.to_local()`.
 
 # %%
 # Exercise 4.9: a step in fp16
 def scaled_step(module, optimizer, batch, share):
-    """Forward, backward, step and zero_grad; the loss counts `share` of the whole batch's."""
+    """Forward, backward, step and zero_grad; the loss counts `share` of the full batch's."""
     ### BEGIN SOLUTION
     scale = 2.0**16
     (module(**batch).loss * share * scale).backward()
@@ -799,151 +884,127 @@ lab.check_scaled_step(scaled_step)
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# Multiply the loss before backward, divide every gradient after it. The optimizer must see numbers as
-# if nothing had been scaled. Then ask: is everything finite here? The answer of one rank is not
-# enough, and all ranks must decide alike, or their shards come from different steps. A collective
-# that takes a minimum turns the answers into one. Whether the step is made or not, the gradients are
-# cleared.
+# Multiply the loss before backward, and divide every gradient after it. The optimizer must see the
+# values of an unscaled step. Then test whether all local gradients are finite.
+#
+# All ranks must make the same decision, or their shards come from different steps. A collective that
+# takes a minimum combines the ranks' answers. Clear the gradients in both cases, with a step and
+# without.
 #
 # </details>
 
 # %% [markdown]
-# In practice `torch.amp.GradScaler` does this, for FSDP2's shards too, and adapts the scale.
+# In practice `torch.amp.GradScaler` does this, also for FSDP2's shards, and adapts the scale.
 #
-# The third: "under FSDP the all-reduce of gradients takes 30 % of the step, so tune that", with a
-# function that measures it. Each of its `calls` is one collective, and has `kind`, `elements` and
-# `bytes`.
-
-# %%
-def found_meter(calls):
-    return sum(call.bytes for call in calls if call.kind == "all_reduce")
-
-
-lab.try_meter(found_meter)
+# A last claim that you can meet: "the all-reduce of gradients takes 30 % of an FSDP step". There is no
+# gradient all-reduce in an FSDP trace: gradients are reduce-scattered. In fp32, parameter all-gathers
+# are about two thirds of FSDP's bytes. Only HSDP all-reduces gradients, and only their shards.
 
 # %% [markdown]
-# ### Exercise 4.10 · In which collectives do gradients travel?
+# ## Training a billion parameters
 #
-# *Difficulty 2 of 5 · 5 minutes · target: the right bytes under FSDP, DDP, bf16 and HSDP*
-
-# %%
-# Exercise 4.10: bytes in which gradients travel
-def gradient_bytes(calls):
-    """calls: the collectives of one step, under any strategy."""
-    ### BEGIN SOLUTION
-    return sum(call.bytes for call in calls if call.kind in ("all_reduce", "reduce_scatter"))
-    ### END SOLUTION
-
-
-# %%
-lab.check_gradient_bytes(gradient_bytes)
+# Now put everything together at a real size. A GPT-2 with 20 layers of width 2048 has 1.01 billion
+# parameters. In fp32 with AdamW, parameters, gradients and optimizer state take 16.2 GB on every DDP
+# rank, and 2.0 GB on each of 8 FSDP ranks. Activations come on top, on every rank.
 
 # %% [markdown]
-# **Notice:** whoever searches an FSDP trace for an all-reduce of gradients finds none. In fp32,
-# gathered parameters are about two thirds of FSDP's bytes: time that is blamed on gradients may be
-# theirs. HSDP does all-reduce gradients, but only their shards.
+# The batch is the smallest one with which DDP runs out of memory on the given GPU. A second model is
+# so large that DDP cannot store its model states with any batch. Your strategies train both. `fsdp1`,
+# with one unit per block by `transformer_auto_wrap_policy`, is compared with them.
 
 # %% [markdown]
-# ## A billion parameters
-#
-# All of it together, at a real size: a GPT-2 with 20 layers of width 2048 has 1.01 billion
-# parameters. In fp32 with AdamW these are 16.2 GB of parameters, gradients and optimizer state on
-# every rank of DDP, and 2.0 GB on each of 8 ranks of FSDP. Activations come on top, on every rank.
-
-# %% [markdown]
-# The batch is the smallest with which DDP runs out of memory on the card that is found. A second
-# model is so large that DDP could not hold its states with any batch. Your strategies train both.
-# FSDP1 is compared with them; `lab.block_policy(model)` is its `transformer_auto_wrap_policy` for the
-# blocks' class:
-
-# %%
-def fsdp1(model, optimizer_class, **settings):
-    policy = lab.block_policy(model)
-    module = FSDP1(model, auto_wrap_policy=policy, use_orig_params=True, device_id=lab.device())
-    return module, optimizer_class(module.parameters(), **settings)
-
-
-# %% [markdown]
-# On several GPUs the next cell trains every row, one after the other, in about 4 minutes on 8 A100s.
-# On one GPU it runs one of eight ranks alone: tensors and memory are real, but there is no other
-# rank, so no loss and no speed. Without a GPU it predicts, for 8 A100s, a step's milliseconds in four
-# parts. **Exposed** communication is what computing does not hide, and by how much it slows computing
-# down.
+# - On several GPUs, the next cell trains every row, one after the other. That takes about 4 minutes on
+#   8 A100s.
+# - On one GPU, it runs one of eight ranks alone. Tensors and memory are real, but without other ranks
+#   there is no loss and no speed.
+# - Without a GPU, it predicts a step on 8 A100s, in four parts. **Exposed** is the communication that
+#   computation does not hide, plus the slowdown of computation by it.
 
 # %%
 billion = lab.billion_parameters(shard, mixed, checkpointed, offloaded, fsdp1)
-lab.node_table(billion)
+lab.show_node_table(billion)
 
 # %%
-lab.node_steps(billion)
+lab.show_node_steps(billion)
 
 # %%
-lab.node_chart(billion)
+lab.show_node_chart(billion)
 
 # %% [markdown]
-# **Notice:** on 8 A100s with 80 GB, predicted (on an H200, one rank of 8 held at most 0.9 % more than
-# predicted): sharding brings the peak from 87.8 GB to 73.6, and what is left is nearly all activations,
-# which FSDP does not shard. bf16 halves them. In the larger model, checkpointing brings 74.3 GB to
-# 16.6, where states are the larger part again. CPU offload takes those away. So find out which part is
-# large, and then choose.
-
-# %% [markdown]
-# None of it is free. FSDP sends 1.5 times DDP's bytes, and 33 ms instead of 21 are exposed; but AdamW
-# on an eighth of the parameters saves 14 ms, so over NVLink both take as long. Checkpointing computes
-# 24 % more. Offload takes 57 % longer: its copies are hidden, AdamW in the host's memory is not. And 8
-# GPUs do the work of 7.6, since one GPU communicates nothing.
-
-# %% [markdown]
-# ## The same steps on ranks of a CPU
+# **Notice:** find out which part of memory is large, then choose the technique.
 #
-# Two cores cannot compute like A100s, but they can take as long. In the next cells each block
-# computes, then its rank sleeps until a *stated time* is over; collectives pass 02's slow link, and
-# offload's copies one with PCIe's rate. The rates are an A100 node's, divided by two factors, so that
-# collectives take the same share of computing as in the model above.
+# - Sharding reduces the peak from 87.8 GB to 73.6 GB. Nearly all of the rest is activations, which
+#   FSDP does not shard. bf16 halves these.
+# - In the larger model, checkpointing reduces 74.3 GB to 16.6 GB. Now model states are the larger
+#   part, and CPU offload removes them from the GPU.
+#
+# These are predictions for 8 A100s. A rank on an H200 used at most 0.9 % more.
+
+# %% [markdown]
+# Each technique has a cost:
+#
+# - FSDP sends 1.5 times DDP's bytes, and exposes 33 ms instead of 21 ms. But AdamW on an eighth of
+#   the parameters saves 14 ms, so over NVLink both take equally long.
+# - Checkpointing computes 24 % more.
+# - CPU offload takes 57 % longer: its copies are hidden, AdamW in the host's memory is not.
+# - 8 GPUs do the work of 7.6, because a single GPU does not communicate.
+
+# %% [markdown]
+# ## The same experiment on CPU ranks
+#
+# Two cores cannot compute like A100s, but they can take as long in proportion. In the next cells each
+# block computes, then its rank sleeps until a *given time* has passed. Collectives use notebook 02's
+# slow link, and offload's copies a link with PCIe's bandwidth.
+#
+# The rates are those of an A100 node, divided by two factors, so that the ratio of communication to
+# computation is that of the model above.
 
 # %%
 pace = lab.slow_down(shard)
 lab.show_pace(pace)
 
 # %% [markdown]
-# Memory, calls and bytes are real, under the limit of 4.1. The model of step time that predicted the
-# A100s gets the slowed node's rates. It takes half a minute; where GPUs have measured all this
-# already, the cells show that again.
+# Memory, calls and bytes are real, under the limit that you used for DDP and FSDP. The same model of
+# step time that predicted the A100s gets the rates of the slowed node. The next cell takes half a
+# minute. If GPUs have already measured everything, the cells show those results again.
 
 # %%
 laptop = lab.laptop_steps(pace, billion, shard, checkpointed, offloaded)
-lab.node_table(laptop)
+lab.show_node_table(laptop)
 
 # %%
-lab.node_steps(laptop)
+lab.show_node_steps(laptop)
 
 # %%
-lab.node_chart(laptop)
+lab.show_node_chart(laptop)
 
 # %% [markdown]
-# **Notice:** the same lesson, measured. DDP runs out of memory; FSDP trains that model, and one
-# whose states DDP could never hold. Checkpointing buys memory with computing, and offload buys more
-# with AdamW on the host. More ranks do less each, and *exposed* names what for. The prediction leaves
-# out what no GPU has: gloo's own work, and four ranks on two cores.
-
-# %% [markdown]
-# ### Exercise 4.11 · What scaling costs
+# **Notice:** the measurement confirms the prediction's order. DDP runs out of memory. FSDP trains that
+# model, and one whose states DDP could never store.
 #
-# *Difficulty 3 of 5 · 20 minutes · target: three prices of any job, exactly*
-#
-# - `efficiency(few, many)`: each is (GPUs, tokens of a step on all of them, its seconds). Which share
-#   of a GPU's tokens per second is left on many?
-# - `communication_ratio`: seconds of FSDP's collectives in fp32, over seconds of computing (6 FLOPs a
-#   parameter and token). `tokens` are a rank's; `link` is in bytes/s.
+# Checkpointing saves memory and costs computation. Offload saves more, and costs AdamW on the host.
+# More ranks do less each; *exposed* says why. The prediction leaves out what a GPU does not have:
+# gloo's own work, and four ranks on two cores.
 
 # %% [markdown]
-# - `offload`: seconds of a rank's copies over its PCIe, and of AdamW on the host. The shard is copied
-#   before each of two gathers, and its gradient back, all in fp32. On a CPU, AdamW is eight
-#   operations one after the other, which move 80 bytes for each parameter through the host's memory.
-#   All ranks share that memory: `host` bytes/s for all of them together.
+# ### Exercise 4.11 · Scaling efficiency, communication and offload
+#
+# *Difficulty 3 of 5 · 20 minutes · target: three costs of any job, exactly*
+#
+# - `efficiency(few, many)`: each argument is (GPUs, tokens of a step on all of them, its seconds).
+#   Return tokens per second *per GPU* on many GPUs, divided by that on few.
+# - `communication_ratio`: seconds of FSDP's collectives in fp32, divided by seconds of computing
+#   (6 FLOPs per parameter and token). `tokens` is per rank; `link` is in bytes/s.
+
+# %% [markdown]
+# - `offload`: seconds of a rank's copies over PCIe, and seconds of AdamW on the host. The shard is
+#   copied before each of two all-gathers, and its gradient is copied back, all in fp32.
+#
+# AdamW on a CPU consists of eight operations, one after the other. They move 80 bytes per parameter
+# through the host's memory. All ranks share that memory: `host` is bytes/s for all ranks together.
 
 # %%
-# Exercise 4.11: what scaling costs
+# Exercise 4.11: scaling efficiency and communication
 def efficiency(few, many):  # each (GPUs, tokens, seconds)
     ### BEGIN SOLUTION
     per_gpu = [tokens / seconds / gpus for gpus, tokens, seconds in (few, many)]
@@ -971,36 +1032,38 @@ lab.check_scaling_costs(efficiency, communication_ratio, offload)
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# Write down bytes first, then divide by the rate of what carries them. FSDP has three collectives a
-# step, and a rank sends all parts of each but its own. A rank's copies are of its shard, but the host
-# updates every rank's.
+# First count bytes, then divide by the bandwidth of the link or memory. FSDP has three collectives
+# per step, and a rank sends every part of each except its own. A rank copies only its own shard, but
+# the host updates the shards of all ranks.
 #
 # </details>
 
 # %% [markdown]
-# Your formulas on the table's jobs, with the data sheets' rates of an A100, TF32, NVLink, PCIe and two
-# EPYC sockets:
+# The next table applies your formulas to the jobs above, with the data-sheet rates of an A100, TF32,
+# NVLink, PCIe and two EPYC sockets:
 
 # %%
 lab.show_scaling_costs(efficiency, communication_ratio, offload)
 
 # %% [markdown]
-# **Notice:** the copies are a quarter of AdamW's time. No card reaches its data sheet's rates, so
-# the table's milliseconds are longer: its model has the shares that published runs reach.
+# The copies take a quarter of AdamW's time. No GPU reaches the rates of its data sheet, so the
+# milliseconds in the previous table are longer: its model uses the utilisation of published runs.
 
 # %% [markdown]
-# ## Optional: `fully_shard` from nothing
+# ## Optional: `fully_shard` from scratch
 #
-# Notebook 03 laid a unit's parameters into one flat tensor, so a shard could end inside a row, and
-# was nobody's parameter. FSDP2 cuts each parameter by its rows, with k = rows / N, rounded up: rank
-# r keeps rows r·k to (r + 1)·k. A shard keeps its name and its type. But a block of GPT-2 has 12
-# parameters. Twelve all-gathers would cost the fixed price twelve times, so the rows are *packed*
-# into one buffer.
+# In notebook 03 you packed a unit's parameters into one flat tensor. A shard could then begin inside a
+# row, and belonged to no single parameter. FSDP2 shards each parameter along its rows. With k = rows / N,
+# rounded up, rank r stores rows r·k to (r + 1)·k. A shard keeps its parameter's name and dtype.
 
 # %% [markdown]
-# Rows that are missing on the last ranks are padding. Two ranks pack a weight with 3 rows of 4 and a
-# bias with 3 numbers: k is 2, so the buffer of a rank has 2·4 + 2·1 numbers, and rank 1 pads 4 + 1
-# of them.
+# But a GPT-2 block has 12 parameters. Twelve all-gathers would pay the fixed overhead twelve times, so
+# all shards of a unit are *packed* into one buffer.
+
+# %% [markdown]
+# If the last ranks have fewer rows, padding fills their part. Example: two ranks pack a weight with 3
+# rows of 4 and a bias with 3 numbers. Then k is 2, each rank's buffer has 2·4 + 2·1 numbers, and rank 1
+# pads 4 + 1 of them.
 
 # %%
 class Shard(torch.nn.Parameter):
@@ -1020,9 +1083,9 @@ def places_of(module):
 [places for places in places_of(torch.nn.Linear(4, 3)).values()]
 
 # %% [markdown]
-# The unit's whole parameters stay the same objects. What comes and goes is their memory, and their
-# place in the module, where the shard stands otherwise. You built that for exercise 3.10, so it is
-# given here. Whole parameters are in bf16: 2 bytes for each number.
+# A unit's unsharded parameters stay the same objects. Their memory is allocated and freed again. While
+# it is allocated they are the module's parameters; otherwise the shards are. You built this in exercise
+# 3.10, so it is given here. Unsharded parameters are in bf16: 2 bytes per number.
 
 # %%
 def put(unit, parameters):
@@ -1048,27 +1111,29 @@ def is_whole(unit):
     return all(w.untyped_storage().nbytes() for w in unit.whole)
 
 
-def padded(tensor, length):  # its numbers in one dimension, and zeros up to this length
+def padded(tensor, length):  # flattened, with zeros up to this length
     return torch.nn.functional.pad(tensor.detach().flatten(), (0, length - tensor.numel()))
 
 
 padded(torch.ones(1, 4), 8)  # what rank 1 packs of the weight above
 
 # %% [markdown]
-# ### Exercise 4.12 · Rows, packing, types and prefetch
+# ### Exercise 4.12 · Rows, packing, dtypes and prefetch
 #
 # *Difficulty 5 of 5 · 60 minutes · target: the collectives of `mixed`, call for call, and its numbers*
 #
+# In the cells below, `lengths` has one number per parameter: the length of a rank's padded rows.
+# `order` is one list, shared by all units of a model.
+
+# %% [markdown]
 # | call | does |
 # |:--|:--|
-# | `lab.all_gather(full, piece, async_op=True)` | returns a handle; after its `.wait()`, the flat `full` has all ranks' pieces |
-# | `lab.reduce_scatter(flat).wait()` | returns this rank's piece of the sum |
-# | `full.split(lengths, dim=1)` | cuts columns: of a parameter, the rows of all ranks |
-#
-# `lengths`: of a rank's padded rows. `order`: one list, which all units of a model share.
+# | `dist.all_gather_single(full, piece, async_op=True)` | returns a handle; after its `.wait()`, the flat `full` has all ranks' pieces |
+# | `dist.reduce_scatter_single(piece, flat)` | writes this rank's piece of the sum into `piece` |
+# | `full.split(lengths, dim=1)` | splits columns: for each parameter, the rows of all ranks |
 
 # %%
-# Exercise 4.12: what a rank keeps of a unit
+# Exercise 4.12: what a rank stores of a unit
 class Unit:
     def __init__(self, module):
         places = places_of(module)
@@ -1085,13 +1150,13 @@ class Unit:
         ### END SOLUTION
 
 # %%
-# Exercise 4.12, continued: one all-gather for all of a unit, in bf16
-def start(unit):  # calls it, unless the unit is whole or in flight
+# Exercise 4.12, continued: one all-gather per unit, in bf16
+def start(unit):  # issues it, unless the unit is gathered or its all-gather is in flight
     ### BEGIN SOLUTION
     if not unit.in_flight and not is_whole(unit):
         mine = torch.cat([padded(s, n) for s, n in zip(unit.shards, unit.lengths)]).bfloat16()
         full = mine.new_empty(dist.get_world_size(), len(mine))
-        unit.in_flight = full, lab.all_gather(full.view(-1), mine, async_op=True)
+        unit.in_flight = full, dist.all_gather_single(full.view(-1), mine, async_op=True)
     ### END SOLUTION
 
 
@@ -1106,7 +1171,7 @@ def gather(unit):  # waits for it, and unpacks
     ### END SOLUTION
 
 # %%
-# Exercise 4.12, continued: a gradient of a whole parameter is complete
+# Exercise 4.12, continued: called when the gradient of one unsharded parameter is complete
 def count(unit):
     unit.ready += 1
     if unit.ready < len(unit.whole):
@@ -1118,14 +1183,15 @@ def count(unit):
         w.grad = None
     free(unit)
     flat = torch.cat([g.view(ranks, -1) for g in gradients], dim=1).flatten()
-    mean = lab.reduce_scatter(flat).wait() / ranks
-    for shard, piece in zip(unit.shards, mean.split(unit.lengths)):
+    total = flat.new_empty(len(flat) // ranks)
+    dist.reduce_scatter_single(total, flat)
+    for shard, piece in zip(unit.shards, (total / ranks).split(unit.lengths)):
         piece = piece[: shard.numel()].view(shard.shape)
         shard.grad = piece.clone() if shard.grad is None else shard.grad + piece
     ### END SOLUTION
 
 # %%
-# Exercise 4.12, continued: the root's forward comes first, and the root stays whole until backward
+# Exercise 4.12, continued: the root's forward comes first; the root stays gathered until backward
 def before_forward(unit, order):
     if order[:1] == [unit]:  # the root again: another forward begins
         order.clear()
@@ -1168,48 +1234,53 @@ lab.check_from_scratch(my_fsdp)
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# Think of the buffer as a table: a row for each rank, and columns for each parameter. A rank fills
-# its row; the all-gather gives all rows. A parameter is its columns, read row by row, without the
-# padding at the end. Gradients take the way back: padded, cut into rows, side by side, summed.
+# Think of the buffer as a table with one row per rank and a group of columns per parameter. Each rank
+# fills its row; the all-gather gives all rows. A parameter is its columns, read row by row, without
+# the padding at the end. Gradients go the other way: pad, split into rows, concatenate, sum.
 #
-# Write into whole parameters through `.data`, or autograd refuses what it has saved. Cast before
-# you add ranks up. A gradient of an earlier micro-batch may be there. And the order: while this unit
-# computes its gradients, the one before it in forward should travel.
+# Write to unsharded parameters through `.data`; otherwise autograd reports that a saved tensor was
+# modified. Cast to fp32 before the sum over ranks. Add to a gradient of an earlier micro-batch.
+#
+# Prefetch: while this unit computes its gradients, the all-gather of the unit before it in forward
+# should be in flight.
 #
 # </details>
 
 # %% [markdown]
-# ## A script of your own
+# ## An FSDP script for `torchrun`
 #
-# What a job on a cluster is: a file, started by `torchrun`, that writes checkpoints. You have all its
-# parts; samples, model and loop are those of 02's `ddp.py`, and nothing in it is of this workbook.
+# A job on a cluster is a file that `torchrun` starts and that writes checkpoints. You have built all
+# its parts. Data, model and loop are those of `ddp.py` in notebook 02. The script imports nothing from
+# this workbook.
 
 # %% [markdown]
 # ### Exercise 4.13 · `fsdp.py`
 #
-# *Difficulty 3 of 5 · 25 minutes · target: updates as one process has them on 2 ranks, and on 3 that go
-# on from the checkpoint of 2; bf16 gathered, fp32 reduced; blocks recomputed*
+# *Difficulty 3 of 5 · 25 minutes · target: the updates of one process, on 2 ranks and on 3 ranks that
+# resume from the checkpoint of 2; bf16 gathered, fp32 reduced; blocks recomputed*
 #
-# The next cell writes the file. Fill in its three gaps. Without `--bf16` everything is fp32, and
-# without `--recompute` nothing is recomputed. A job that goes on begins with the epoch after the last
-# one that was saved.
+# The next cell writes the file. Fill in its three gaps. Without `--bf16` everything is fp32. Without
+# `--recompute` nothing is recomputed. A resumed job begins with the epoch after the last saved one.
 
 # %%
 lab.write_script("fsdp.py")
 
 # %% [markdown]
-# <details><summary>Hint</summary>
-#
-# First gap: exercises 4.1, 4.4 and 4.5 in one. `checkpoint_wrapper` returns a new module, which must
-# stand in the model's list and be sharded in the block's place. The root needs the policy, too.
-#
-# Second and third gap: exercise 4.7, with one more entry for the number of epochs. `dcp.load` fills
-# tensors in place, and replaces what is none in the dictionary that it is given.
-#
-# </details>
+# Now fill in the gaps of `fsdp.py`, save the file, and run the check.
 
 # %%
 lab.check_fsdp("fsdp.py")
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# First gap: exercises 4.1, 4.4 and 4.5 in one. `checkpoint_wrapper` returns a new module. Put it into
+# the model's list, and shard it instead of the block. The root needs the mixed-precision policy, too.
+#
+# Second and third gap: exercise 4.7, with one more entry for the number of epochs. `dcp.load` fills
+# tensors in place. It replaces other values in the dictionary that you pass.
+#
+# </details>
 
 # %%
 lab.torchrun("fsdp.py", "--bf16", "--recompute", "--epochs", 1, ranks=2)
@@ -1218,38 +1289,39 @@ lab.torchrun("fsdp.py", "--bf16", "--recompute", "--epochs", 1, ranks=2)
 lab.torchrun("fsdp.py", "--resume", "fsdp_checkpoints/epoch_1", "--epochs", 2, ranks=1)
 
 # %% [markdown]
-# **Notice:** two ranks have written, and one goes on: the checkpoint knows tensors, not ranks. Nor does
-# it know the types that were gathered, since shards are fp32.
+# Two ranks wrote the checkpoint, and one rank resumed from it. The checkpoint stores tensors, whatever
+# the number of ranks. It does not depend on the dtype of the all-gathers either, because shards are
+# fp32.
 
 # %% [markdown]
 # ## I can …
 #
-# - write a job with `fully_shard`, and resume it
-# - say what a unit is, count a wrapping's collectives, and what its forward waits for
-# - say why the optimizer comes after the units
-# - predict the largest model for some ranks and bytes
-# - say what checkpointing costs
+# - write a job with `fully_shard`, and resume it on other ranks
+# - count the collectives of a wrapping, and name the exposed all-gathers
+# - say why the optimizer is created after sharding
+# - predict the largest model for given ranks and memory
+# - say what activation checkpointing saves and costs
 # - say which bytes mixed precision halves
-# - compute the cost of scaling and offload
-# - build a model that no rank ever holds, and load it elsewhere
-# - measure whether a training loop does what it says
+# - compute the cost of scaling and of CPU offload
+# - initialise a model that no rank stores unsharded
+# - measure whether a training loop does what it claims
 
 # %% [markdown]
 # ## How it usually goes wrong
 #
-# - **The optimizer made before sharding**: it updates parameters that the model no longer has.
-# - **Only the root wrapped**: everything is gathered at once, and nothing hides it.
-# - **The root forgotten**: embeddings are whole, and each rank trains its own.
+# - **Optimizer created before sharding**: it updates parameters that the model no longer has.
+# - **Only the root sharded**: everything is gathered at once, and nothing hides the all-gather.
+# - **Root not sharded**: embeddings are replicated, and each rank trains its own copy.
 # - **One checkpoint around the model**: backward needs all activations at once.
-# - **Numbers not drawn after `to_empty`**, or with one seed on all ranks.
-# - **Only parameters saved**: training goes on without its moments.
+# - **Parameters not initialised after `to_empty`**, or initialised with one seed on all ranks.
+# - **Only parameters saved**: training resumes without the optimizer's moments.
 
 # %% [markdown]
 # ## What to read
 #
 # | read | by | a question |
 # |:--|:--|:--|
-# | [PyTorch FSDP](https://arxiv.org/abs/2304.11277) | Y. Zhao et al., VLDB 2023, section 3 | What does a unit's size decide, and what its order? |
+# | [PyTorch FSDP](https://arxiv.org/abs/2304.11277) | Y. Zhao et al., VLDB 2023, section 3 | What does the size of a unit decide, and what does the order of units? |
 # | [fully_shard](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html) | PyTorch | What does `reshard_after_forward=8` mean on two nodes? |
 # | [AMP examples](https://docs.pytorch.org/docs/stable/notes/amp_examples.html) | PyTorch | Why is `unscale_` called before clipping, and which line of exercise 4.9 is that? |
 

@@ -255,7 +255,7 @@ def _judge_parameters(got, want, when, hint):
 
 
 @shows("State dicts")
-def compare_state_dicts(strategy: Callable, ranks: int = 4) -> Table:
+def show_state_dicts(strategy: Callable, ranks: int = 4) -> Table:
     """Returns a table of what each rank holds of a sharded and of a full state dict."""
     # gloo gathers a DTensor by a call that it has for the CPU's tensors only (pytorch issue
     # 132471), so ranks that share a GPU stay off it; bytes are the same.

@@ -43,7 +43,7 @@ def memory_panel(title: str, values: Sequence[Memory | float], *ticks, **options
 
 
 def measure_zero3(zero3: Callable, strategy: Callable, preset: Preset) -> Comparison:
-    """Returns the comparison of the four strategies of `compare_with_zero3`."""
+    """Returns the comparison of the four strategies of `show_beside_zero3`."""
     chosen = {"DDP": partial(strategies.ddp, cap_bytes=preset.cap_bytes), "ZeRO-3 by hand": zero3,
               "fully_shard": strategy,
               ROOT_FREED: partial(scaffold.with_root_resharded, strategy)}
@@ -91,7 +91,7 @@ def draw_wrappings(compared: Comparison, calls=(), nbytes=(), guesses=()) -> Pic
 
 
 @shows("Gradient accumulation")
-def compare_accumulation(strategy: Callable, preset: Preset, parts: int = 4) -> Table:
+def show_gradient_accumulation(strategy: Callable, preset: Preset, parts: int = 4) -> Table:
     """Returns a table of one step, accumulated from `parts` micro-batches: reduced after each of
     them, only after the last, and with the parameters kept gathered as well."""
     size = replace(few_tokens(preset), batch=1)
@@ -122,7 +122,7 @@ def _before_backward(one) -> Memory:
 
 
 @shows("HSDP")
-def compare_meshes(strategy: Callable, preset: Preset, ranks: int = 4) -> Table:
+def show_hsdp(strategy: Callable, preset: Preset, ranks: int = 4) -> Table:
     """Returns a table of one strategy on a mesh of `ranks` shards, and on one of two replicas."""
     size = replace(few_tokens(preset), ranks=ranks)
     names = {f"1 × {ranks}": 1, f"2 × {ranks // 2}": 2}

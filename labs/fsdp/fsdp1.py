@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import warnings
+from collections.abc import Callable
 from unittest import mock
 
 import torch
@@ -25,14 +26,6 @@ from labs.workers.launcher import launch
 RANKS = 2
 WITHOUT_GPU = (" Without a GPU there is no memory to pin and no stream to wait for: CPUOffload "
                "does its step here without these two, and saves nothing.")
-
-
-def block_policy(model: nn.Module) -> functools.partial:
-    """Returns an auto_wrap_policy: every module of the blocks' class is a unit."""
-    from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
-
-    kinds = {type(block) for block in models.blocks(model)}
-    return functools.partial(transformer_auto_wrap_policy, transformer_layer_cls=kinds)
 
 
 def size_policy(parameters: int, model: nn.Module) -> functools.partial:
@@ -76,7 +69,7 @@ def _options() -> dict[tuple[str, str], dict]:
 
 
 @shows("FSDP1's names")
-def fsdp1_names() -> Table:
+def show_fsdp1_names() -> Table:
     """Returns a table of FSDP1's names, their successors, and what one step of each sent."""
     rows = launch(_run_every_name, ranks=RANKS, quiet=True, verify=False, hang_after=60)[0]
     return Table(f"FSDP1 on {RANKS} ranks, one step of each",
@@ -171,22 +164,29 @@ def _gathers(traffic) -> tuple[str, str]:
 
 
 @shows("FSDP1's wrapping policies")
-def fsdp1_wrap_policies(preset: Preset) -> Picture:
-    """Draws memory and collectives under FSDP1's two wrapping policies. The sizes from which the
-    size-based policy makes a module a unit are one that blocks have, and one that their parts
-    have."""
+def show_wrap_policies(by_class: Callable, preset: Preset) -> Picture:
+    """Draws memory and collectives under FSDP1's two wrapping policies. by_class: a strategy with
+    transformer_auto_wrap_policy. The sizes from which the size-based policy makes a module a unit
+    are one that blocks have, and one that their parts have."""
     with torch.device("meta"):
         block = sum(p.numel() for p in models.blocks(model_of(preset))[0].parameters())
     # From the first on a block is a unit, from the second on its two largest linear layers are.
     sizes = [int(float(f"{share * block:.2g}")) for share in (0.76, 0.303)]
-    policies = {"transformer_auto_\nwrap_policy": block_policy}
-    policies |= {f"size_based,\nfrom {smallest:,}": functools.partial(size_policy, smallest)
-                 for smallest in sizes}
-    chosen = {name: functools.partial(_wrapped, policy) for name, policy in policies.items()}
+    chosen = {"transformer_auto_\nwrap_policy": functools.partial(_without_warning, by_class)}
+    chosen |= {f"size_based,\nfrom {smallest:,}": functools.partial(_by_size, smallest)
+               for smallest in sizes}
     size = few_tokens(preset)
     return draw_wrappings(compare(chosen, size, rounds=rounds_of(size), quiet=True))
 
 
-def _wrapped(policy, model, optimizer_class, **settings):
-    """A strategy: FSDP1 with the units that policy(model) chooses."""
-    return strategies.fsdp1(model, optimizer_class, {"auto_wrap_policy": policy(model)}, **settings)
+def _without_warning(strategy, model, optimizer_class, **settings):
+    """The given strategy, without FSDP1's warning that it is deprecated."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return strategy(model, optimizer_class, **settings)
+
+
+def _by_size(smallest, model, optimizer_class, **settings):
+    """A strategy: FSDP1 with the units of `size_policy`."""
+    return strategies.fsdp1(model, optimizer_class,
+                            {"auto_wrap_policy": size_policy(smallest, model)}, **settings)

@@ -18,8 +18,8 @@ from labs.checks.gpu_notes import (
 from labs.checks.guesses import guessed
 from labs.checks.verdicts import shows
 from labs.fsdp import memory_limits
-from labs.fsdp.choose import UTILISATION
 from labs.fsdp.comparisons import peaks
+from labs.fsdp.cost import UTILISATION
 from labs.fsdp.memory_limits import LargestModel, size_text
 from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.memory import MemoryRow, memory_bars
@@ -34,7 +34,7 @@ from labs.workers.progress import status
 
 
 @shows("4.1")
-def train_under_limit(chosen: dict[str, Callable], limit: float,
+def show_training_under_limit(chosen: dict[str, Callable], limit: float,
                       layers: int | None = None) -> Picture:
     """Trains each strategy (by name) on ranks that get no more than `limit` bytes, and draws what
     it held; one that ran out of memory, with what it would have needed. layers: of the model, by
@@ -144,7 +144,7 @@ def _text(nbytes) -> str:
 
 
 @shows("CPU offload")
-def offload_on_gpus(psi: float = 6.74e9, ranks: int = 8, tokens: int = 4096) -> Table:
+def show_offload_on_gpus(psi: float = 6.74e9, ranks: int = 8, tokens: int = 4096) -> Table:
     """Returns a table: how long the bytes of CPU offload take over each GPU's PCIe, in one step of
     a model with `psi` parameters, and how long the step computes meanwhile."""
     nbytes = 3 * 4 * psi / ranks  # a shard in fp32 for two gathers, and its gradient back
@@ -211,7 +211,7 @@ def _size(one, which) -> int | None:
 
 
 @shows("4.4")
-def summary_table(compared: Comparison, *found: LargestModel) -> Table:
+def show_summary(compared: Comparison, *found: LargestModel) -> Table:
     """Returns the numbers of `show_largest_models` as a table."""
     by_name = {one.name: one for one in found}
     rows = []

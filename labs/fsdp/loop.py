@@ -117,7 +117,7 @@ def _judge(found, norms) -> float:
 
 
 @shows("4.8")
-def try_loop(loop: Callable) -> Table:
+def show_loop(loop: Callable) -> Table:
     """Returns a table of the steps that a loop makes under FSDP: the norm of the gradient that each
     uses, and how far the parameters are from those of a single process afterwards."""
     steps = launch(_try, loop, ranks=RANKS, quiet=True)[0]

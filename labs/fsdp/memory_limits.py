@@ -8,7 +8,6 @@ it. `ProcessOverhead` is measured for what is no tensor.
 """
 
 import ctypes
-import functools
 import gc
 import math
 import mmap
@@ -22,7 +21,7 @@ from dataclasses import dataclass
 
 import torch
 
-from labs.checks.comparison import batches, build, config_of, model_of
+from labs.checks.comparison import batches, build, config_of
 from labs.checks.verdicts import shows
 from labs.meters import memory
 from labs.meters.metrics import Metric
@@ -30,7 +29,6 @@ from labs.predictions.memory.predict import predict
 from labs.training import presets, strategies
 from labs.training.loop import train
 from labs.training.memory_categories import GB, Memory
-from labs.training.models import count_trainable
 from labs.training.presets import Preset
 from labs.words import counted
 from labs.workers import cuda, devices
@@ -66,14 +64,7 @@ def memory_limit() -> int:
 
 def parameters(layers: int) -> int:
     """Returns Ψ of the model with this many layers."""
-    return parameters_of(preset(layers))
-
-
-@functools.cache  # a search asks for the same sizes again and again
-def parameters_of(size: Preset) -> int:
-    """Returns Ψ of a preset's model."""
-    with torch.device("meta"):
-        return count_trainable(model_of(size))
+    return preset(layers).parameters
 
 
 def predicted_peak(name: str, layers: int, ranks: int | None = None) -> Memory:

@@ -26,8 +26,8 @@ BUSY = 0.25  # of the prediction: by how much a step at a stated pace is longer 
 PARTS = ("computing", "exposed", "optimizer", "host")  # as StepSeconds.by_name has them
 
 
-@shows("A billion parameters")
-def node_table(run: NodeRun) -> Table:
+@shows("Training a billion parameters")
+def show_node_table(run: NodeRun) -> Table:
     """Returns every row: its model, and a rank's peak, predicted and, where ranks ran, measured."""
     unit, size, many = _unit(run)
     head = ("", f"{many} parameters", f"{run.rank}s", "tokens of each", f"{unit}, predicted",
@@ -40,8 +40,8 @@ def node_table(run: NodeRun) -> Table:
                   rows, _source(run))
 
 
-@shows("A billion parameters")
-def node_steps(run: NodeRun) -> Table:
+@shows("Training a billion parameters")
+def show_node_steps(run: NodeRun) -> Table:
     """Returns a step's milliseconds of every row, in parts, predicted and, where ranks ran,
     measured; and the efficiency of the rows that scale."""
     head = ("", *PARTS, "sum", "measured", "efficiency, lost to")
@@ -189,8 +189,8 @@ def _busy(run) -> str:
             if run.source == "paced" and max(off, default=0.0) > BUSY else "")
 
 
-@shows("A billion parameters")
-def node_chart(run: NodeRun) -> Picture:
+@shows("Training a billion parameters")
+def show_node_chart(run: NodeRun) -> Picture:
     """Draws each row's peak against the card, the parts of its step, and the efficiency of those
     that scale."""
     rows, (unit, size, _) = run.rows, _unit(run)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from labs.fsdp.memory_limits import parameters_of, predicted_peak_of, search
+from labs.fsdp.memory_limits import predicted_peak_of, search
 from labs.predictions.hardware import GPU
 from labs.predictions.step_time.constants import FITTED, Constants
 from labs.predictions.step_time.parts import parts_of
@@ -47,7 +47,7 @@ class NodeJob:
     @property
     def parameters(self) -> int:
         """Ψ of its model."""
-        return parameters_of(self.size)
+        return self.size.parameters
 
 
 def jobs_for(card: GPU, ranks: int, chosen: dict[str, Callable]) -> list[NodeJob]:
@@ -102,7 +102,7 @@ def never_held_by_ddp(card: GPU, size: Preset) -> Preset:
     """Returns the preset with so many layers that parameters, gradients and optimizer state in fp32
     are more than the card has, whatever the batch; and with the largest batch that FSDP holds, of 8
     at most."""
-    one, two = (parameters_of(replace(size, layers=n)) for n in (1, 2))
+    one, two = (replace(size, layers=n).parameters for n in (1, 2))
     layers = min(MOST_LAYERS, 1 + math.ceil((1.02 * card.usable / 16 - one) / (two - one)))
 
     def holds(batch):

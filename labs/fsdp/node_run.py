@@ -113,7 +113,7 @@ def predicted_minutes(rows: list[Row]) -> float:
     return sum(START + min(BUDGET, MOST * row.seconds) + 3 * row.seconds for row in rows) / 60
 
 
-@shows("A billion parameters")
+@shows("Training a billion parameters")
 def billion_parameters(shard: Callable, mixed: Callable, checkpointed: Callable,
                        offloaded: Callable, fsdp1: Callable) -> NodeRun:
     """Runs every job on this machine's GPUs. A job that runs out of memory is a row like the

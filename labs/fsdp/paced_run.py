@@ -14,8 +14,9 @@ from labs.checks.verdicts import shows
 from labs.fsdp import memory_limits, slowed_node
 from labs.fsdp.node_jobs import Checkpointing, Node, NodeJob, step_seconds
 from labs.fsdp.node_run import Measured, NodeRun, Row
-from labs.fsdp.slowed_node import NodeLink, set_pace
+from labs.fsdp.slowed_node import HOP, NodeLink, set_pace
 from labs.meters import memory
+from labs.pictures.tables import Table
 from labs.predictions import hardware
 from labs.training import presets, strategies
 from labs.training.memory_categories import Memory
@@ -54,7 +55,7 @@ def size_of(layers: int | None = None, ranks: int | None = None) -> presets.Pres
                           **{name: n for name, n in changes.items() if n is not None})
 
 
-@shows("A billion parameters")
+@shows("Training a billion parameters")
 def slow_down(shard: Callable, block: float = BLOCK) -> SlowedNode:
     """Returns a node of A100s on which a block's forward of the laptop's model takes `block`
     seconds, and communication the share of computing that it has of the billion-parameter model's
@@ -66,7 +67,27 @@ def slow_down(shard: Callable, block: float = BLOCK) -> SlowedNode:
                                           slowed_node.communication_ratio(small, slow)))
 
 
-@shows("A billion parameters")
+@shows("Training a billion parameters")
+def show_pace(node: SlowedNode) -> Table:
+    """Returns a table of what the real and the slowed node compute and carry, and of the share that
+    communication has of computing on both."""
+    real, slow = node.real.card, node.slowed.card
+    rates = [("products in 16 bits, GFLOP/s", real.flops, slow.flops),
+             ("NVLink, GB/s", real.nvlink, slow.nvlink), ("PCIe, GB/s", real.pcie, slow.pcie),
+             ("the card's memory, GB/s", real.bandwidth, slow.bandwidth),
+             ("the host's memory, GB/s", node.real.host_bandwidth, node.slowed.host_bandwidth)]
+    rows = [(name, f"{usual / 1e9:,.0f}", f"{slowed / 1e9:.3g}", f"{usual / slowed:,.0f}x")
+            for name, usual, slowed in rates]
+    rows.append(("collectives, for each second of computing",
+                 *(f"{ratio:.3f} s" for ratio in node.ratios), ""))
+    return Table("A node of A100s, and the same node slowed down",
+                 ("", "A100 node", "slowed node", "slower"), rows,
+                 note=f"On the slowed node a block's forward takes {1e3 * node.block:g} ms, and "
+                      f"each step of a ring {1e3 * HOP:g} ms besides its bytes. The last row: the "
+                      "billion-parameter model on 4 A100s, and the laptop's on 4 ranks.")
+
+
+@shows("Training a billion parameters")
 def laptop_steps(node: SlowedNode, billion: NodeRun, shard: Callable, checkpointed: Callable,
                  offloaded: Callable) -> NodeRun:
     """Runs the five steps, and one job on 1, 2, 4 ranks, on CPU ranks at the node's pace, under the
@@ -90,7 +111,7 @@ def laptop_jobs(shard: Callable, checkpointed: Callable, offloaded: Callable) ->
     large = replace(small, layers=next(
         layers for layers in range(small.layers, 1000)
         # Parameter, gradient and two moments in fp32: DDP has all of them on each rank.
-        if 16 * memory_limits.parameters_of(replace(small, layers=layers))
+        if 16 * replace(small, layers=layers).parameters
         > BEYOND * memory_limits.CPU_LIMIT))
     return [NodeJob("DDP", strategies.ddp, small, "ddp"), NodeJob("FSDP", shard, small),
             NodeJob("larger, FSDP", shard, large),

@@ -47,7 +47,7 @@ def _unpadded() -> tuple[int, int]:
 
 
 def _as_reduce_scatter(event):
-    # lab.reduce_scatter is an all-to-all and a local sum on gloo.
+    # An all-to-all and a local sum is a reduce-scatter, too: 03's collectives do that on gloo.
     is_one = isinstance(event, CollectiveCall) and event.kind == "all_to_all"
     return replace(event, kind="reduce_scatter") if is_one else event
 

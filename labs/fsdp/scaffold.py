@@ -1,5 +1,5 @@
-"""What a student calls in notebook 04 besides torch: the mesh, a model's linear layers, the
-ZeRO-3 of notebook 03, and the experiment on fp16's underflow."""
+"""What a student calls in notebook 04 besides torch: the mesh, the ZeRO-3 of notebook 03,
+and the experiment on fp16's underflow."""
 
 import contextlib
 import functools
@@ -54,19 +54,6 @@ def replicated(replicas: int) -> Iterator[None]:
         yield
     finally:
         _replicas = before
-
-
-def linears(model: nn.Module) -> list[nn.Module]:
-    """Returns every linear layer whose weight no other module shares; GPT-2's are called Conv1D.
-
-    A shared weight is left out because two units cannot both shard one parameter.
-    """
-    # By module: model.parameters() lists a shared parameter once.
-    owners = [id(p) for module in model.modules() for p in module._parameters.values()
-              if p is not None]
-    return [module for module in model.modules()
-            if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
-            if owners.count(id(module.weight)) == 1]
 
 
 def shard_units(select: Callable[[nn.Module], list[nn.Module]], model: nn.Module,
@@ -190,7 +177,7 @@ def _bytes(state) -> int:
 
 
 @shows("Underflow")
-def count_underflow() -> Table:
+def show_underflow() -> Table:
     """Returns a table of the gradients that are zero in fp16 and in bf16 but not in fp32, with the
     loss as it is and multiplied by LOSS_SCALE: one micro-batch of a large batch, FSDP on 2 ranks.
     A scaled loss brings back what was too small for the type, but not what its digits cancel."""

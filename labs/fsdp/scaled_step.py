@@ -85,7 +85,7 @@ def _step(step, dtype, share, poisoned=False) -> _Found:
 
 
 @shows("4.9")
-def try_step(step: Callable) -> Table:
+def show_step(step: Callable) -> Table:
     """Returns a table of what a step in fp16 does: gradients that are lost, the size of those that
     the optimizer gets, and whether it is made where a gradient is infinite on one rank."""
     by_rank = launch(_try, step, ranks=RANKS, quiet=True)

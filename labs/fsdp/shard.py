@@ -44,7 +44,7 @@ def _train_and_record(strategy) -> float:
 
 
 @shows("4.1")
-def compare_with_zero3(zero3: Callable, strategy: Callable, preset: Preset) -> Picture:
+def show_beside_zero3(zero3: Callable, strategy: Callable, preset: Preset) -> Picture:
     """Draws what one rank holds and sends under DDP, ZeRO-3 by hand, the student's fully_shard, and
     the same with its root resharded after forward too; with ZeRO's formulas as ticks."""
     return draw_zero3(measure_zero3(zero3, strategy, preset))

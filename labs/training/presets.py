@@ -1,5 +1,6 @@
 """Sizes that fit the machine: chosen by what it has, overridable in a notebook's first cell."""
 
+import functools
 import os
 from dataclasses import dataclass, replace
 
@@ -28,12 +29,28 @@ class Preset:
         """Tokens that all ranks together process in one step."""
         return self.ranks * self.batch * self.context
 
+    @property
+    def parameters(self) -> int:
+        """Ψ of its GPT-2."""
+        return _parameters(self)
+
     def __str__(self):
         return (f"{self.name}: {self.ranks} ranks, GPT-2 with {self.layers} layers of width "
                 f"{self.hidden}, {self.batch} × {self.context} tokens per rank and step, "
                 f"buckets of {self.cap_bytes / 1e6:g} MB")
 
     __repr__ = __str__
+
+
+@functools.cache  # a search asks for the same sizes again and again
+def _parameters(preset) -> int:
+    import torch
+
+    from labs.training import models
+
+    with torch.device("meta"):
+        return models.count_trainable(
+            models.gpt2(preset.layers, preset.hidden, preset.heads, preset.context))
 
 
 # laptop: a step of some 20 ms on two cores.

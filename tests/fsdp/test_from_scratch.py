@@ -69,13 +69,16 @@ CHANGES = {
         "tie_lost"),
     "gathered in fp32": (
         "unit.lengths)]).bfloat16()", "unit.lengths)])", "wrong_traffic_dtype all_gather"),
-    "summed in bf16": ("scatter(flat).wait() / ranks", "scatter(flat.bfloat16()).wait().float()",
-                       "wrong_traffic_dtype reduce_scatter"),
+    "summed in bf16": (
+        "    dist.reduce_scatter_single(total, flat)\n", "    half = total.bfloat16()\n"
+        "    dist.reduce_scatter_single(half, flat.bfloat16())\n    total = half.float()\n",
+        "wrong_traffic_dtype reduce_scatter"),
     "one all-gather for each parameter": (
-        "        unit.in_flight = full, lab.all_gather(full.view(-1), mine, async_op=True)",
+        "        unit.in_flight = full, dist.all_gather_single(full.view(-1), mine, async_op=True)",
         "        for columns, own in zip(full.split(unit.lengths, 1), mine.split(unit.lengths)):\n"
         "            got = torch.empty_like(columns).contiguous()\n"
-        "            unit.in_flight = full, lab.all_gather(got.view(-1), own, async_op=True)\n"
+        "            handle = dist.all_gather_single(got.view(-1), own, async_op=True)\n"
+        "            unit.in_flight = full, handle\n"
         "            unit.in_flight[1].wait()\n"
         "            columns.copy_(got)",
         "wrong_units"),
@@ -96,7 +99,7 @@ CHANGES = {
         "    start(order[max(order.index(unit) - 1, 0)])",
         "    list(map(start, order[:order.index(unit)]))",
         "gathered_at_once"),
-    "a sum for a mean": (".wait() / ranks", ".wait()", "sum_not_mean"),
+    "a sum for a mean": ("(total / ranks)", "total", "sum_not_mean"),
     "the last micro-batch alone": (
         "piece.clone() if shard.grad is None else shard.grad + piece", "piece.clone()",
         "not_accumulated"),

@@ -64,7 +64,7 @@ class Mixed:
         return model, optimizer_class(model.parameters(), **settings)
 
     def each_linear(model, optimizer_class, **settings):
-        for linear in lab.linears(model):
+        for linear in right.linears(model):
             fully_shard(linear, mp_policy=POLICY)
         return right.mixed(model, optimizer_class, **settings)
 

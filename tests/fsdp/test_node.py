@@ -91,7 +91,8 @@ def test_without_gpus_the_billion_is_predicted(solution, strategies, capsys):
     """What the notebook says: its states in the text above the table, and in the Notice what each
     form saves of 8 GPUs."""
     run = lab.billion_parameters(*strategies.values())
-    table, steps, chart = lab.node_table(run), lab.node_steps(run), lab.node_chart(run)
+    table, steps = lab.show_node_table(run), lab.show_node_steps(run)
+    chart = lab.show_node_chart(run)
     assert "On A100-80 with 85.1 GB" in table.title and "Predicted only" in table.note
     assert [row[0] for row in table.rows] == NAMES + [
         f"checkpointed, {n}" for n in ("1 GPU", "2 GPUs", "4 GPUs", "8 GPUs")]
@@ -101,11 +102,11 @@ def test_without_gpus_the_billion_is_predicted(solution, strategies, capsys):
     held = {row[0]: row[4] for row in table.rows}
     text = " ".join((ROOT / "solutions/04_fsdp.py").read_text().replace("#", "").split())
     assert f"from {held['DDP']} GB to {held['FSDP']}" in text
-    assert (f"checkpointing brings {held['larger, FSDP']} GB to {held['… + checkpointing']}"
+    assert (f"checkpointing reduces {held['larger, FSDP']} GB to {held['… + checkpointing']}"
             in text)
     assert float(held["FSDP, bf16"]) == pytest.approx(float(held["FSDP"]) / 2, rel=0.03)
     parts = {row[0]: row[1:5] for row in steps.rows}
-    assert f"{parts['FSDP'][1]} ms instead of {parts['DDP'][1]} are exposed" in text
+    assert f"exposes {parts['FSDP'][1]} ms instead of {parts['DDP'][1]} ms" in text
     assert f"saves {int(parts['DDP'][2]) - int(parts['FSDP'][2])} ms" in text
     step = {row.job.name: row.step for row in run.rows}
     checkpointed, offloaded = step["… + checkpointing"], step["… + CPU offload"]
@@ -167,7 +168,7 @@ def test_a_node_measures_every_row_and_one_that_fails_is_a_row(strategies, small
 
     monkeypatch.setattr(node_run, "measure", measured)
     run = lab.billion_parameters(*strategies.values())
-    table, steps = lab.node_table(run), lab.node_steps(run)
+    table, steps = lab.show_node_table(run), lab.show_node_steps(run)
     rows = {row[0]: row for row in steps.rows}
     assert list(rows) == [*NAMES, "checkpointed, 1 GPU", "checkpointed, 2 GPUs"]
     assert table.rows[0][5] == "out of memory" and rows["DDP"][6:] == ("–", "")
@@ -179,7 +180,7 @@ def test_a_node_measures_every_row_and_one_that_fails_is_a_row(strategies, small
     note = steps.note
     assert "2000.0 measured, with 1000.0 MB of pinned memory" in note
     assert "reaches 100% of the tokens/s of the row above" in note
-    words = repr(lab.node_chart(run))
+    words = repr(lab.show_node_chart(run))
     assert "DDP: peak of a rank: out of memory" in words and "FSDP: peak" in words
     assert "a step predicted" in words.splitlines()[0]  # of DDP, which ran out of memory
     assert "a step predicted" not in words.splitlines()[1]
@@ -193,11 +194,11 @@ def test_one_gpu_runs_one_rank_alone_and_says_what_that_is_not(strategies, small
     monkeypatch.setattr(node_run, "measure", lambda job, alone: measure(job, alone)
                         if job.name == "FSDP" else Measured(failure="out of memory"))
     run = lab.billion_parameters(*strategies.values())
-    table = lab.node_table(run)
+    table = lab.show_node_table(run)
     assert "rank 0 of each job in a fake process group" in table.note and "no loss" in table.note
     assert float(table.rows[1][5]) >= 0
-    assert lab.node_steps(run).rows[1][6:] == ("–", "")
-    assert lab.node_chart(run).png().startswith(b"\x89PNG")
+    assert lab.show_node_steps(run).rows[1][6:] == ("–", "")
+    assert lab.show_node_chart(run).png().startswith(b"\x89PNG")
 
 
 def steps_on(name, strategies):
@@ -292,9 +293,9 @@ def raising(error):
 def test_a_failure_is_called_by_the_labs_title(strategies, monkeypatch, capsys):
     monkeypatch.setattr(node_run, "find_card", raising(LaunchError("the ranks failed")))
     verdict = lab.billion_parameters(*strategies.values())
-    assert isinstance(verdict, Verdict) and verdict.exercise == "A billion parameters"
+    assert isinstance(verdict, Verdict) and verdict.exercise == "Training a billion parameters"
     assert all(shown(verdict) is verdict
-               for shown in (lab.node_table, lab.node_steps, lab.node_chart))
+               for shown in (lab.show_node_table, lab.show_node_steps, lab.show_node_chart))
 
 
 @pytest.mark.gpu

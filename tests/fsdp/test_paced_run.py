@@ -198,7 +198,8 @@ def paced(solution, node, slower=1.0):
 
 def test_the_tables_and_the_chart_lay_the_prediction_beside_it(solution, node):
     run = paced(solution, node, 1.05)
-    table, steps, chart = lab.node_table(run), lab.node_steps(run), lab.node_chart(run)
+    table, steps = lab.show_node_table(run), lab.show_node_steps(run)
+    chart = lab.show_node_chart(run)
     assert table.title.startswith("A rank with 47.0 MB: a GPT-2 with 2.53 million parameters")
     assert table.rows[0][4:] == ("51.3", "out of memory")
     assert "Measured on 4 ranks of a CPU" in table.note
@@ -213,7 +214,7 @@ def test_the_tables_and_the_chart_lay_the_prediction_beside_it(solution, node):
 
 
 def test_a_busy_machine_is_named(solution, node):
-    assert "run the cell again" in lab.node_steps(paced(solution, node, 1.4)).note
+    assert "run the cell again" in lab.show_node_steps(paced(solution, node, 1.4)).note
     assert node_charts.BUSY < 1 / 3
 
 

@@ -14,7 +14,6 @@ from labs.checks.comparison import compare, model_of
 from labs.checks.verdicts import Verdict
 from labs.fsdp import (
     checkpoint,
-    choose,
     comparisons,
     cost,
     fsdp1,
@@ -22,12 +21,11 @@ from labs.fsdp import (
     memory_limits,
     scaffold,
 )
-from labs.fsdp.choose import lost
 from labs.fsdp.cost import collectives, gathered_bytes
 from labs.fsdp.limit_charts import count_operations
 from labs.fsdp.memory_limits import FORMULAS, LargestModel, ProcessOverhead
 from labs.predictions import hardware
-from labs.training import models
+from labs.training import models, strategies
 from labs.training.presets import preset
 from labs.workers import cuda
 from labs.workers.failures import LaunchError, RankFailed, failure
@@ -47,7 +45,7 @@ def solution():
 
 @pytest.fixture(scope="module")
 def measured(solution):
-    return compare({"DDP": lab.ddp, "FSDP": solution.shard,
+    return compare({"DDP": strategies.ddp, "FSDP": solution.shard,
                     "FSDP + checkpointing": solution.checkpointed}, memory_limits.preset(2, 2),
                    tries=2, rounds=1, observe=count_operations)
 
@@ -79,15 +77,16 @@ def test_the_predicted_peak_is_the_measured_one(measured):
 def test_the_rule_counts_what_is_called(solution):
     made = model_of(SMALL)
     chosen = {"whole model": lambda model: [], "each block": lab.blocks,
-              "each linear": lab.linears}
+              "each linear": solution.linears}
     found = compare({name: partial(scaffold.shard_units, select)
                      for name, select in chosen.items()}, SMALL, tries=2)
     for name, result in found.results.items():
         units = scaffold.unit_sizes(chosen[name], made)
-        assert solution.cost(units)[0] == len(result.calls) == collectives(units)
+        calls, nbytes, _ = solution.cost(units, float, float)
+        assert calls == len(result.calls) == collectives(units)
         assert sum(units) == models.count_trainable(made)
         # said in the notebook: to the byte, and the whole model as one unit is there twice
-        assert result.report.gathered == solution.cost(units)[1] == gathered_bytes(units)
+        assert result.report.gathered == nbytes == gathered_bytes(units)
         assert units[1:] or gathered_bytes(units) == 8 * found.parameters
 
 
@@ -134,7 +133,8 @@ def test_the_gain_over_ddp_grows_with_the_ranks():
 def test_by_size_blocks_become_units_or_their_parts_do(capsys):
     """Said in the notebook, of any preset: here with an embedding as large as a linear layer."""
     size = preset("laptop", ranks=2, layers=3, hidden=64, heads=4, context=32, batch=2)
-    by_class, whole, parts = lab.fsdp1_wrap_policies(size).data["collectives"].values
+    found = lab.show_wrap_policies(strategies.fsdp1, size).data
+    by_class, whole, parts = found["collectives"].values
     assert by_class == whole < parts
 
 
@@ -159,8 +159,8 @@ def test_without_gpus_the_limit_is_that_of_a_laptop():
 
 @linux
 def test_a_model_that_needs_more_than_the_limit_dies_and_a_small_one_does_not():
-    assert memory_limits.fits(lab.ddp, 1, 36e6)
-    assert not memory_limits.fits(lab.ddp, 7, 36e6)
+    assert memory_limits.fits(strategies.ddp, 1, 36e6)
+    assert not memory_limits.fits(strategies.ddp, 7, 36e6)
 
 
 def test_one_rank_that_ran_out_of_memory_explains_one_that_exited(monkeypatch):
@@ -172,11 +172,11 @@ def test_one_rank_that_ran_out_of_memory_explains_one_that_exited(monkeypatch):
         raise failure(outcomes)
 
     monkeypatch.setattr(memory_limits, "launch", launch)
-    assert memory_limits.oom_under_limit(lab.ddp, 1, 16e6) == OOMInfo(8, 9, 16)
-    assert not memory_limits.fits(lab.ddp, 1, 16e6)
+    assert memory_limits.oom_under_limit(strategies.ddp, 1, 16e6) == OOMInfo(8, 9, 16)
+    assert not memory_limits.fits(strategies.ddp, 1, 16e6)
     outcomes[0] = Outcome(0, Kind.RAISED, error_type="ValueError")
     with pytest.raises(RankFailed):
-        memory_limits.fits(lab.ddp, 1, 16e6)
+        memory_limits.fits(strategies.ddp, 1, 16e6)
 
 
 def test_the_pictures_say_what_was_measured(measured):
@@ -186,7 +186,7 @@ def test_the_pictures_say_what_was_measured(measured):
     assert picture.png().startswith(b"\x89PNG")
     assert "largest that fits not tried\n" in repr(picture)
     assert "Checkpointing, at the peak: " in repr(lab.show_memory_and_arithmetic(measured))
-    assert "4%" in repr(lab.summary_table(measured, *rows))
+    assert "4%" in repr(lab.show_summary(measured, *rows))
     assert rows[1].off == pytest.approx(0.04, abs=0.005)
 
 
@@ -198,14 +198,15 @@ def test_where_not_even_one_layer_fits_it_says_so(measured):
     assert one.off is None and "predicted 1 layer (" in repr(one)
     assert "DDP: " in repr(lab.show_largest_models(measured, none))
     assert "largest that fits 0 M parameters" in repr(lab.show_largest_models(measured, one))
-    assert "–" in repr(lab.summary_table(measured, none))
+    assert "–" in repr(lab.show_summary(measured, none))
 
 
 def test_an_unfilled_exercise_makes_every_picture_wait(capsys):
     def unfilled(*_, **__):
         raise NotImplementedError("Exercise 4.1")
 
-    waiting = [lab.compare_with_zero3(lab.ddp, unfilled, SMALL), lab.compare_state_dicts(unfilled),
+    waiting = [lab.show_beside_zero3(strategies.ddp, unfilled, SMALL),
+               lab.show_state_dicts(unfilled),
                lab.largest_model("FSDP", unfilled, 52e6)]
     waiting.append(lab.show_largest_models(waiting[0], waiting[-1]))
     assert all(isinstance(verdict, Verdict) and verdict.passed is None for verdict in waiting)
@@ -213,14 +214,14 @@ def test_an_unfilled_exercise_makes_every_picture_wait(capsys):
 
 
 @pytest.mark.parametrize("module, draw, title", [
-    (checkpoint, lambda: lab.compare_state_dicts(lab.ddp), "State dicts"),
-    (cost, lambda: lab.compare_wrappings({"each block": lab.blocks}, SMALL), "Wrappings"),
-    (comparisons, lambda: lab.compare_accumulation(lab.ddp, SMALL), "Gradient accumulation"),
-    (comparisons, lambda: lab.compare_meshes(lab.ddp, SMALL), "HSDP"),
-    (limit_charts, lambda: lab.show_offload(lab.ddp, lab.ddp), "CPU offload"),
-    (fsdp1, lab.fsdp1_names, "FSDP1's names"),
-    (fsdp1, lambda: lab.fsdp1_wrap_policies(SMALL), "FSDP1's wrapping policies"),
-    (scaffold, lab.count_underflow, "Underflow")])
+    (checkpoint, lambda: lab.show_state_dicts(strategies.ddp), "State dicts"),
+    (comparisons, lambda: lab.show_gradient_accumulation(strategies.ddp, SMALL),
+     "Gradient accumulation"),
+    (comparisons, lambda: lab.show_hsdp(strategies.ddp, SMALL), "HSDP"),
+    (limit_charts, lambda: lab.show_offload(strategies.ddp, strategies.ddp), "CPU offload"),
+    (fsdp1, lab.show_fsdp1_names, "FSDP1's names"),
+    (fsdp1, lambda: lab.show_wrap_policies(strategies.fsdp1, SMALL), "FSDP1's wrapping policies"),
+    (scaffold, lab.show_underflow, "Underflow")])
 def test_a_picture_of_no_exercise_is_called_by_its_title(module, draw, title, monkeypatch, capsys):
     """Where its ranks fail it blames no exercise, because no exercise's code was drawn."""
     def fail(*_, **__):
@@ -234,7 +235,7 @@ def test_a_picture_of_no_exercise_is_called_by_its_title(module, draw, title, mo
 
 
 def test_every_name_of_fsdp1_runs_and_sends_what_its_successor_does(capsys):
-    rows = {row[0]: row for row in lab.fsdp1_names().rows}
+    rows = {row[0]: row for row in lab.show_fsdp1_names().rows}
     full, once, none, half = (rows[name] for name in (
         "ShardingStrategy.FULL_SHARD", "ShardingStrategy.SHARD_GRAD_OP",
         "ShardingStrategy.NO_SHARD", "MixedPrecision"))
@@ -264,7 +265,7 @@ def test_computing_in_bf16_halves_what_it_computes_with(solution, capsys):
 
 def test_a_scaled_loss_brings_back_what_fp16_lost_and_nothing_in_bf16(capsys):
     """Said in the notebook."""
-    rows = {row[0]: row for row in lab.count_underflow().rows}
+    rows = {row[0]: row for row in lab.show_underflow().rows}
     half, brain = ([float(text.rstrip("%").replace(",", "")) for text in rows[name][1:]]
                    for name in ("fp16", "bf16"))
     assert half[0] == 6e-8 and half[2] > 5 and half[3] < half[1] / 1000
@@ -284,7 +285,8 @@ def numbers(table, column) -> list[float]:
 @pytest.mark.slow
 def test_reducing_once_holds_whole_gradients(solution, capsys):
     """Said in the notebook: fewer bytes sent, 4Ψ bytes of gradients instead of 4Ψ/N."""
-    table = lab.compare_accumulation(solution.shard, preset("laptop", hidden=64, layers=3), parts=3)
+    table = lab.show_gradient_accumulation(
+        solution.shard, preset("laptop", hidden=64, layers=3), parts=3)
     sent, held = numbers(table, 3), numbers(table, 4)
     assert sent[0] > sent[1] > sent[2] == 2
     assert held[0] < held[1] < held[2]
@@ -295,7 +297,7 @@ def test_reducing_once_holds_whole_gradients(solution, capsys):
 @pytest.mark.slow
 def test_two_replicas_hold_twice_as_much_and_all_reduce_a_shard(solution, capsys):
     """Said in the notebook."""
-    table = lab.compare_meshes(solution.shard, SMALL)
+    table = lab.show_hsdp(solution.shard, SMALL)
     held, reduced = numbers(table, 2), numbers(table, 5)
     assert held[1] == pytest.approx(2 * held[0], rel=0.1) and reduced == [0, 0.5]
     assert numbers(table, 3) == [pytest.approx(2, abs=0.4)] * 2
@@ -303,8 +305,8 @@ def test_two_replicas_hold_twice_as_much_and_all_reduce_a_shard(solution, capsys
 
 def test_one_unit_loses_most_and_blocks_least(solution, capsys):
     """Said in the notebook, for each link."""
-    rows = {row[0]: row[3:] for row in lab.show_lost(solution.choose).rows}
-    for place in range(len(choose.LINKS)):
+    rows = {row[0]: row[3:] for row in lab.show_exposed(solution.cost).rows}
+    for place in range(len(cost.LINKS)):
         lost = {name: float(row[place].split()[0].replace(",", "")) for name, row in rows.items()}
         assert max(lost, key=lost.get) == "whole model" and min(lost, key=lost.get) == "each block"
         assert rows["each block"][place].endswith("←")
@@ -312,9 +314,10 @@ def test_one_unit_loses_most_and_blocks_least(solution, capsys):
 
 def test_on_a_slow_link_all_small_units_lose_alike():
     """The notebook's numbers: what is saved on NVLink, and seconds on 100 GbE."""
-    wrappings = choose.llama_wrappings()
-    nvlink, _, ethernet = ({name: lost(units, choose.a100_on(link))
-                            for name, units in wrappings.items()} for link in choose.LINKS)
+    wrappings = cost.llama_wrappings()
+    nvlink, _, ethernet = ({name: cost.exposed(units, cost.a100_on(link))
+                            + cost.OVERHEAD * len(units)
+                            for name, units in wrappings.items()} for link in cost.LINKS)
     saved = {name: 1 - seconds / nvlink["whole model"] for name, seconds in nvlink.items()}
     assert round(saved["each block"], 2) == 0.91 and round(saved["each linear"], 2) == 0.82
     alike = [ethernet[name] for name in ("2 blocks", "each block", "each linear")]
@@ -322,17 +325,17 @@ def test_on_a_slow_link_all_small_units_lose_alike():
 
 
 def test_the_units_of_llama_are_its_parameters():
-    for units in choose.llama_wrappings().values():
+    for units in cost.llama_wrappings().values():
         assert sum(units) == 6_738_415_616
 
 
 def test_offload_costs_a_faster_gpu_more(capsys):
     """Said in the notebook: of a step, by year of the GPU."""
     # of those that are for training: an L4 is newer than an A100, and slower
-    shares = [float(row[-1].rstrip("%")) for row in lab.offload_on_gpus().rows
+    shares = [float(row[-1].rstrip("%")) for row in lab.show_offload_on_gpus().rows
               if hardware.gpu(row[0]).nvlink or row[0] == "T4"]
     assert shares == sorted(shares) and shares[-1] > 5 * shares[0]
-    table = lab.offload_on_gpus()  # the Notice names both
+    table = lab.show_offload_on_gpus()  # the Notice names both
     assert "1.5 s on a DGX A100" in table.note
     assert next(row for row in table.rows if row[0] == "A100-80")[3] == "1.33"
 
@@ -347,14 +350,15 @@ def test_training_under_the_limit_is_drawn_from_one_launch_for_each(solution, mo
         return launch(*args, **options)
 
     monkeypatch.setattr(memory_limits, "launch", counted)
-    words = repr(lab.train_under_limit({"DDP": lab.ddp, "FSDP": solution.shard}, 36e6, layers=7))
+    words = repr(lab.show_training_under_limit(
+        {"DDP": strategies.ddp, "FSDP": solution.shard}, 36e6, layers=7))
     assert launches == [36e6, 36e6]
     assert "DDP: out of memory" in words and "FSDP: measured" in words
 
 
 def test_a_loop_that_does_not_clip_shows_in_its_table(solution, capsys):
     """Said in the notebook: the norm that the optimizer used, and the distance that grows."""
-    found, fixed = (lab.try_loop(loop) for loop in (solution.found_loop, solution.loop))
+    found, fixed = (lab.show_loop(loop) for loop in (solution.found_loop, solution.loop))
     assert min(numbers(found, 1)) > 0.51 and set(numbers(fixed, 1)) == {0.5}
     assert min(numbers(found, 3)) > 1e-2 > 1e-5 > max(numbers(fixed, 3))
 

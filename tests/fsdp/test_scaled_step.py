@@ -98,7 +98,7 @@ WRONG = [
 
 
 def test_a_table_of_a_step_says_who_made_it_and_why_the_norm_grew(capsys):
-    table = str(lab.try_step(right.found_step))
+    table = str(lab.show_step(right.found_step))
     assert "who makes the step  ranks 0 and 1  no rank" in table and "norm can grow" in table, table
 
 

@@ -44,7 +44,7 @@ class Shard:
         return strategies.fsdp2(model, optimizer_class, reshard=False, **settings)
 
     def each_linear(model, optimizer_class, **settings):
-        for linear in lab.linears(model):
+        for linear in right.linears(model):
             fully_shard(linear)
         return shard(model, optimizer_class, **settings)
 

@@ -39,9 +39,9 @@ ALWAYS_LEFT_OUT = {"labs.memory_math.explorer": ["show_scaling"],
 # With one GPU. module -> functions that are left out: they use no rank of the pretend node, or show
 # what has nothing to do with the number of GPUs
 LEFT_OUT = {"labs.start_here.script": ["run_script"],
-            "labs.fsdp.shard": ["compare_with_zero3"],
-            "labs.fsdp.comparisons": ["compare_accumulation", "compare_meshes"],
-            "labs.fsdp.fsdp1": ["fsdp1_wrap_policies"],
+            "labs.fsdp.shard": ["show_beside_zero3"],
+            "labs.fsdp.comparisons": ["show_gradient_accumulation", "show_hsdp"],
+            "labs.fsdp.fsdp1": ["show_wrap_policies"],
             # on 8 ranks, which share 2 GPUs as they share one
             "labs.tensor_parallel.ring_attention": ["show_ring_memory"],
             "labs.tensor_parallel.context_parallel": ["show_three_ways"],
