@@ -3,7 +3,7 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 240 minutes in two sittings, the second from "MFU and HFU"; 60 for the optional exercise |
+# | **Time** | 210 minutes in two sittings; 100 for the optional exercises |
 # | **Needs** | any machine with 2 cores; Linux for the two hosts; no GPU |
 #
 # So far `launch` started your ranks, on one machine. Here you write a training script of your own and
@@ -23,11 +23,9 @@
 # ## You will be able to
 #
 # - write a training script that `torchrun`, `accelerate launch` and Slurm start unchanged;
-# - break the scaling loss of N ranks down into its causes;
-# - predict and count the bytes that a strategy sends between hosts, and choose a strategy for a cluster;
-# - compute MFU and HFU, and predict the step time of a published run;
-# - prove from traffic and memory which strategy a library really ran;
-# - compute the cost of a billion tokens.
+# - normalize the loss of uneven batches so that every token counts once;
+# - tell a speed-up from an efficiency, in weak and in strong scaling;
+# - attribute the scaling overhead of N ranks to its causes.
 
 # %%
 import torch
@@ -164,13 +162,11 @@ lab.show_metrics(trained)
 # %%
 batch = lab.answers([2, 5])  # two answers, of 2 and 5 tokens, each after a prompt of 8
 print(batch["labels"])
-print(lab.count_answers(batch), "answer tokens")
+print((batch["labels"] != -100).sum(), "answer tokens")
 
 # %% [markdown]
-# | Call | Returns |
-# |:--|:--|
-# | `lab.count_answers(batch)` | the number of answer tokens, an int64 tensor without dimensions, which can be all-reduced |
-# | `lab.loss_sum(module, batch)` | the *sum* of their losses, with a graph for backward; 0 if there are none |
+# The count is an int64 tensor without dimensions, so it can be all-reduced. `lab.loss_sum(module, batch)`
+# returns the *sum* of the losses of the answer tokens, with a graph for backward; 0 if there are none.
 #
 # Guess: rank 0 has answers of 2 tokens, rank 1 answers of 30. What is the relative error of the
 # gradient, in percent, if you average the ranks' mean losses?
@@ -196,7 +192,7 @@ labs.guess("6.2", "relative error of the gradient of the mean of means, %", my_g
 def ragged_step(module, micro_batches):
     """Leaves the gradients in place; returns the mean loss over the answer tokens of all ranks."""
     ### BEGIN SOLUTION
-    tokens = sum(lab.count_answers(batch) for batch in micro_batches)
+    tokens = sum((batch["labels"] != -100).sum() for batch in micro_batches)
     dist.all_reduce(tokens)
     total = 0
     for batch in micro_batches:
@@ -252,7 +248,7 @@ lab.show_ragged(ragged_step)
 # Guess: how efficient is weak scaling here, with one rank on each core, or on each GPU?
 
 # %%
-# A guess, for exercise 6.3: in percent
+# A guess, in percent
 ### BEGIN SOLUTION
 my_guess = 80
 ### END SOLUTION
@@ -265,38 +261,7 @@ labs.guess("6.3", "efficiency of weak scaling, in percent", my_guess)
 # efficiency, because on that link the gradients take most of a step.
 
 # %%
-scaling = lab.measure_scaling()
-scaling
-
-# %% [markdown]
-# ### Exercise 6.3 · Speed-up and efficiency
-#
-# *Difficulty 1 of 5 · 5 minutes · target: a function for any number of ranks, and two efficiencies*
-
-# %%
-# Exercise 6.3: the efficiency of N ranks
-def efficiency(ranks, throughput, alone):
-    """A number, 1 if nothing is lost. throughput: tokens/s of all ranks together; alone: of one."""
-    ### BEGIN SOLUTION
-    return throughput / (ranks * alone)
-    ### END SOLUTION
-
-# %% [markdown]
-# Speed-up and efficiency are easily confused. An example, made up for this exercise: a release note
-# promises "1.5–1.7× scaling efficiency on 2 GPUs". An efficiency above 1 needs a special reason, so the
-# note must mean a speed-up. Which efficiencies does it mean? Use your function.
-
-# %%
-# Exercise 6.3, second half: a pair of numbers, the lowest and the highest efficiency
-### BEGIN SOLUTION
-claimed = efficiency(2, 1.5, 1), efficiency(2, 1.7, 1)
-### END SOLUTION
-
-# %%
-lab.check_efficiency(efficiency, claimed)
-
-# %%
-lab.show_scaling(scaling, efficiency)
+lab.show_scaling()
 
 # %% [markdown]
 # **Notice:** strong scaling loses more than weak scaling.
@@ -307,7 +272,7 @@ lab.show_scaling(scaling, efficiency)
 # weak or strong scaling, and the throughput of one rank.
 
 # %% [markdown]
-# ## Scaling-loss breakdown
+# ## Scaling overhead
 #
 # The next cell records one rank alone, then all ranks with the same work each (10 to 40 s).
 # There are five runs: healthy, without the link of notebook 05; on a slow link; with a slow last rank;
@@ -354,10 +319,10 @@ for trace in runs["slow rank"]:
 # | `lab.total_seconds(intervals)` | their total length |
 
 # %% [markdown]
-# ### Exercise 6.4 · Scaling-loss breakdown
+# ### Exercise 6.4 · Attribute the scaling overhead
 #
 # *Difficulty 4 of 5 · 30 minutes · target: on 19 synthetic runs and 2 recorded ones, parts that add up
-# to the step and to its loss*
+# to the step and to its overhead*
 #
 # The exercise has two cells; the check stands below the second one. First compute the parts of a rank's
 # step. The k-th collective of one rank is the k-th collective of every rank.
@@ -382,14 +347,14 @@ def parts_of_step(run, rank):
     ### END SOLUTION
 
 # %% [markdown]
-# The scaling loss is a step of `run` minus a step of `alone`, part by part. But which rank's step? The
+# The scaling overhead is a step of `run` minus a step of `alone`, part by part. But which rank's step? The
 # delay of a slow rank is *waiting* on the other ranks; on the slow rank itself it looks like computing.
 # So take all parts from *the rank that waits longest*. A part may be negative: a rank of `run` may do it
 # faster than the rank that runs alone.
 
 # %%
-# Exercise 6.4, second half: the scaling loss of a step, compared with one rank alone
-def divide_lost_time(run, alone):
+# Exercise 6.4, second half: the overhead of a step, compared with one rank alone
+def attribute_overhead(run, alone):
     """The same four keys; the sum is the step of the rank that waits most, less that of `alone`."""
     ### BEGIN SOLUTION
     parts = [parts_of_step(run, rank) for rank in range(len(run))]
@@ -399,7 +364,7 @@ def divide_lost_time(run, alone):
     ### END SOLUTION
 
 # %%
-lab.check_divide_lost_time(parts_of_step, divide_lost_time)
+lab.check_attribute_overhead(parts_of_step, attribute_overhead)
 
 # %% [markdown]
 # <details><summary>Hint</summary>
@@ -413,7 +378,7 @@ lab.check_divide_lost_time(parts_of_step, divide_lost_time)
 # </details>
 
 # %%
-lab.show_lost_time(runs, divide_lost_time)
+lab.show_lost_time(runs, attribute_overhead)
 
 # %% [markdown]
 # **Notice:** the longest bar of each slow run names its cause.
@@ -427,6 +392,21 @@ lab.show_lost_time(runs, divide_lost_time)
 # ranks here use the same clock. Clocks of different hosts differ by milliseconds, which is longer than many
 # collectives. Across hosts, first align the traces at the end of the same barrier, because no rank leaves
 # a barrier before the last rank has entered it.
+
+# %% [markdown]
+# ## Second sitting · 115 minutes
+#
+# | | |
+# |:--|:--|
+# | **Core** | 6.6, 6.7, 6.8, 6.9, 6.11 |
+# | **Optional** | 6.3, 6.5, 6.10, 6.12, 6.14, 6.15 |
+# | **In a new kernel** | run the first code cell; `train.py` of exercise 6.1 is a file, which is still there |
+#
+# You will be able to:
+#
+# - predict and count the bytes that a strategy sends between hosts, and choose a strategy for a cluster;
+# - compute MFU and HFU of a run;
+# - prove from traffic and memory which strategy a library really ran.
 
 # %% [markdown]
 # ## Training on two hosts
@@ -449,7 +429,7 @@ lab.show_lost_time(runs, divide_lost_time)
 # The links carry 200 Mbit/s here; other cells set other bandwidths.
 
 # %%
-lab.run_on_two_hosts("train.py", "--epochs", "1", "--metrics", "two_hosts.json")
+lab.show_two_hosts("train.py", "--epochs", "1", "--metrics", "two_hosts.json")
 
 # %% [markdown]
 # Only rank 0, on host 0, prints. The bytes come from the kernel's counters of each host's link; almost all
@@ -466,44 +446,18 @@ lab.run_on_two_hosts("train.py", "--epochs", "1", "--metrics", "two_hosts.json")
 # Guess: four ranks on two hosts all-reduce 4 MB. How many MB does a host send over its link?
 
 # %%
-# A guess, for exercise 6.5
+# A guess, in MB
 ### BEGIN SOLUTION
 my_guess = 4
 ### END SOLUTION
 labs.guess("6.5", "MB that a host sends over its link in an all-reduce of 4 MB", my_guess)
 
 # %% [markdown]
-# How long does it take? The **α–β model** says α + bytes/β seconds. α is the latency: the time of an
-# all-reduce of zero bytes, in seconds. β is the bandwidth of the link, in bytes per second. Both are
-# fitted to measured all-reduces.
-#
-# ### Exercise 6.5 · The α–β model
-#
-# *Difficulty 2 of 5 · 5 minutes · target: two numbers, for any number of hosts and of ranks per host*
+# The next cell measures with one start of torchrun. It counts the bytes of three kinds of collectives. For
+# an optional exercise it also times all-reduces of several sizes on links of 25, 50 and 100 Mbit/s.
 
 # %%
-# Exercise 6.5: what a ring all-reduce sends over a host's link, and its seconds
-def link_seconds(size, hosts, ranks, alpha, beta):
-    """(bytes in each direction of a host's link, seconds); size in bytes, ranks on each host,
-    alpha in seconds, beta in bytes per second. One host alone sends nothing over its link."""
-    ### BEGIN SOLUTION
-    n = hosts * ranks
-    nbytes = 2 * (n - 1) / n * size if hosts > 1 else 0
-    return nbytes, alpha + nbytes / beta
-    ### END SOLUTION
-
-
-# %%
-lab.check_link_seconds(link_seconds)
-
-# %% [markdown]
-# The next cell measures. One start of torchrun counts the bytes of three kinds of collectives, and it
-# times all-reduces of several sizes on links of 25, 50 and 100 Mbit/s, in turns. A barrier precedes each
-# all-reduce; otherwise the time would include how late the last rank arrives.
-
-# %%
-all_reduces = lab.measure_all_reduces()
-lab.show_link_bytes(all_reduces)
+lab.show_link_bytes()
 
 # %% [markdown]
 # **Notice:** the reduce-scatter sends twice its formula, as much as an all-reduce.
@@ -511,17 +465,6 @@ lab.show_link_bytes(all_reduces)
 # gloo implements a reduce-scatter as an all-reduce and discards the shards that a rank does not need.
 # NCCL has a real one. All-reduce and all-gather are 1 % above their formulas, because of TCP headers. A
 # formula holds only for the algorithm that a library implements, so count.
-
-# %%
-fitted = lab.fit_all_reduces(all_reduces)
-print(fitted)
-lab.show_fit(all_reduces, fitted, link_seconds)
-
-# %% [markdown]
-# The circles, all at 50 Mbit/s, were used to fit α and β. The diamonds were not: they have another size, or
-# a link with half or twice the bandwidth, for which β is halved or doubled. Your function predicts
-# them within a tenth. β is below the link's 6.25 MB/s because of headers and pauses, and α is negligible at
-# these sizes. Each time is the minimum of three rounds, because a busy core only adds time.
 
 # %% [markdown]
 # ## Hierarchical all-reduce
@@ -590,8 +533,7 @@ lab.check_hierarchical_all_reduce(hierarchical_all_reduce)
 # </details>
 
 # %%
-hierarchical = lab.measure_hierarchical(hierarchical_all_reduce)
-lab.show_hierarchical(hierarchical)
+lab.show_hierarchical(hierarchical_all_reduce)
 
 # %% [markdown]
 # **Notice:** the link carries S instead of 1.5 S, and the all-reduce is faster on both links.
@@ -602,11 +544,11 @@ lab.show_hierarchical(hierarchical)
 
 # %% [markdown]
 # On GPUs the ranks of a host communicate over NVLink, and NCCL has a real reduce-scatter. The next table
-# applies your formula to the 16-bit gradients of 7B parameters on two hosts of 8 H100s: first with a card
+# applies the ring formula to the 16-bit gradients of 7B parameters on two hosts of 8 H100s: first with a card
 # of 400 Gbit/s for each GPU, as in a training cluster, then with one card for all, as on small clouds.
 
 # %%
-lab.show_on_gpus(link_seconds)
+lab.show_on_gpus()
 
 # %% [markdown]
 # **Notice:** with one card per host your three steps win, 334 ms against 525 for the flat ring.
@@ -639,7 +581,7 @@ labs.guess("6.7", "seconds of a step of HSDP", my_guess)
 # |:--|:--|
 # | `init_device_mesh("cpu", (a, b), mesh_dim_names=(...))` | arranges all ranks in `a` rows of `b` consecutive ranks |
 # | `fully_shard(module, mesh=mesh)` | on a 2-D mesh: replicates over its first dimension, shards over its second |
-# | `lab.blocks(model)` | the model's blocks |
+# | `model.layers` | an `nn.ModuleList`, the blocks of the model of this exercise |
 #
 # ### Exercise 6.7 · HSDP
 #
@@ -653,7 +595,7 @@ def hybrid_shard(model, hosts):
     ### BEGIN SOLUTION
     mesh = init_device_mesh("cpu", (hosts, dist.get_world_size() // hosts),
                             mesh_dim_names=("across", "inside"))
-    for block in lab.blocks(model):
+    for block in model.layers:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     ### END SOLUTION
@@ -677,8 +619,7 @@ lab.check_hybrid_shard(hybrid_shard)
 # (notebook 04); ZeRO-3 gathers it twice.
 
 # %%
-training = lab.measure_training(hybrid_shard)
-lab.show_training(training)
+lab.show_training(hybrid_shard)
 
 # %% [markdown]
 # **Notice:** the strategies have the same order by seconds as by bytes.
@@ -763,9 +704,6 @@ lab.show_choice(choose_strategy)
 # "Our cluster reaches 200 TFLOP/s per GPU." Is that much? An H100's data sheet says 1,979, so it is a tenth.
 # Its dense peak is 989.5, so it is a fifth. If a third of the work was recomputation, it is less than that.
 # A number of FLOP/s needs three definitions beside it.
-#
-# *The second sitting begins here. In a new kernel, run the first cell, and exercise 6.3's: its function
-# is used again.*
 
 # %% [markdown]
 # | Term | Definition |
@@ -857,7 +795,290 @@ lab.show_utilization(utilization, own)
 # sparse peak.
 
 # %% [markdown]
-# ## A step-time model with overlap
+# ## FSDP with Accelerate
+#
+# Qwen2-7B has 7.6 billion parameters: 122 GB with AdamW, so its states must be sharded. A course's last
+# exercise says: fine-tune it "with Accelerate and FSDP". That script starts on any machine, and its loss
+# falls. But was anything sharded? If not, the script runs out of memory with the model that needs sharding,
+# or eight GPUs do the work of one.
+
+# %%
+lab.write_script("finetune.py")
+
+# %% [markdown]
+# **Accelerate** wraps the objects of your script: `prepare` returns model, optimizer and loader as the
+# configuration asks for. `accelerate launch` reads that configuration from a YAML file and starts the
+# ranks with torchrun.
+#
+# The Qwen2 here is small, has random weights, and ties its embedding to its head. `--model Qwen/Qwen2-0.5B`
+# loads real weights, if the Hugging Face hub can be reached.
+
+# %%
+YAML = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+num_machines: 1
+num_processes: 2
+mixed_precision: "no"
+fsdp_config:
+  fsdp_version: 2
+"""
+with open("accelerate.yaml", "w") as file:
+    file.write(YAML)
+launched = lab.accelerate("finetune.py")
+launched
+
+# %% [markdown]
+# Look at the line that the script printed. How often is it there, and which world size does it name? The
+# script also wrote a record of each rank's last step: its collectives, and the bytes that were resident
+# when backward was done.
+
+# %% [markdown]
+# Accelerate uses a CPU only on request, by `Accelerator(cpu=True)`; the script's option is `--cpu`. The
+# option `--shard` sets a private variable of Accelerate to FSDP, as Accelerate itself does on GPUs.
+#
+# The next cell reads the records of this job and runs three more, as torchrun would: `--cpu` on one process,
+# `--cpu` on two, `--cpu --shard` on two. Guess: with `--cpu`, how many full copies of the parameters are resident on two ranks together?
+
+# %%
+# A guess, for exercise 6.11
+### BEGIN SOLUTION
+my_guess = 2
+### END SOLUTION
+labs.guess("6.11", "copies of the parameters on two ranks together, with --cpu", my_guess)
+
+# %%
+jobs = lab.finetune_jobs(launched)
+jobs
+
+# %% [markdown]
+# First you see the records of the job that `accelerate launch` started, then what the library calls each
+# job. Your function does not trust these names: it decides by traffic and memory. `ranks` is a list with
+# one record per rank:
+#
+# | Attribute | Value |
+# |:--|:--|
+# | `rank.resident` | a dictionary with the keys "parameters", "gradients" and "optimizer_state": what is resident on this rank, in full copies |
+# | `rank.reduced` | bytes of this rank's `all_reduce`, `reduce_scatter` and `reduce`, in full copies of the gradients |
+
+# %% [markdown]
+# | Name | Evidence from all N ranks |
+# |:--|:--|
+# | "one process" | N is 1 |
+# | "separate" | gradients are never reduced: N models, each trained alone |
+# | "DDP" | gradients are reduced; N copies of all three parts |
+# | "ZeRO-1", "ZeRO-2" | 1 copy of the optimizer state; of the gradients too |
+# | "ZeRO-3" | 1 copy of all three. FSDP is ZeRO-3: no measurement tells them apart |
+#
+# Copies are not exact: shards are padded or uneven, and up to a fifth of the gradients may be missing.
+
+# %% [markdown]
+# ### Exercise 6.11 · Identify the strategy
+#
+# *Difficulty 3 of 5 · 15 minutes · target: the right name for 69 jobs, recorded on real ranks or random,
+# on 1 to 16 ranks*
+
+# %%
+# Exercise 6.11: the strategy of a job, from its traffic and its memory
+def identify_strategy(ranks):
+    """One of the six names; ranks: a list with one record per rank."""
+    ### BEGIN SOLUTION
+    N, sharded = len(ranks), 0
+    for part in ("parameters", "gradients", "optimizer_state"):
+        copies = sum(rank.resident[part] for rank in ranks)
+        sharded += copies < (1 + N) / 2
+    if N == 1:
+        return "one process"
+    if ranks[0].reduced < 0.5:
+        return "separate"
+    return ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")[sharded]
+    ### END SOLUTION
+
+
+# %%
+lab.check_identify_strategy(identify_strategy)
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Sum the resident copies over all ranks. The result is near 1 or near N: which number lies between them,
+# for every N? Memory says what is sharded. Collectives alone cannot: DeepSpeed's ZeRO-1 all-reduces too.
+# But only collectives tell N ranks that train one model from N ranks that train a model each. A loss that
+# is averaged for printing is an all-reduce of 4 bytes.
+#
+# </details>
+
+# %%
+lab.show_jobs(jobs, identify_strategy)
+
+# %% [markdown]
+# **Notice:** on a CPU the script never used FSDP by itself.
+#
+# As launched, each rank trains a model of its own. With `--cpu` it is DDP: one all-reduce of all gradients,
+# nothing sharded, no warning. Only with `--shard` the two ranks store one copy together, although the
+# library still calls itself MULTI_CPU. On GPUs the first line is FSDP.
+
+# %% [markdown]
+# ## DeepSpeed
+#
+# **DeepSpeed** is the library in which ZeRO was first implemented. `deepspeed.initialize(model=...,
+# config=...)` returns an *engine*; you call `engine.step()` instead of `optimizer.step()`. The ZeRO stage is
+# one number in its configuration, and most other numbers there are bucket sizes.
+
+# %%
+lab.show_deepspeed_config(stage=2)
+
+# %% [markdown]
+# Accelerate's FSDP is `fully_shard`, so its memory and traffic are those of notebook 04. Notebook 03's last
+# picture has DeepSpeed's three stages. After backward its stage 1 equals ZeRO-2: it frees gradients that
+# other ranks own as soon as they are reduced. It differs from stage 2 only during gradient accumulation.
+# Stages 1 and 2 all-reduce, so they send as much as FSDP2.
+
+# %% [markdown]
+# Choose by what must fit. Use DDP if 16 bytes for each parameter, its buckets and the activations fit. Else
+# use FSDP2, in plain torch or through Accelerate. Use DeepSpeed for features that only it has, such as
+# states on NVMe.
+#
+# Accelerate's launcher also starts scripts that do not import Accelerate: `accelerate launch train.py`
+# starts yours unchanged, because your script joins the process group through the environment variables that
+# every launcher sets.
+
+# %% [markdown]
+# ## A reproducible record
+#
+# In a month you will ask: was the efficiency 78 or 87 percent, with which version of torch, with which
+# batch size? You cannot compare a number without its machine and its versions. So let code write the
+# record of a measurement.
+
+# %%
+lab.show_record()
+
+# %% [markdown]
+# The folder has a `README.md` with the tables and pictures made since the kernel started, the traces, and
+# `numbers.json` with every number, the machine and the versions. (In JupyterLab, right-click the opened page
+# for *Show Markdown Preview*.) A second record of the same day gets its own folder.
+
+# %% [markdown]
+# The table names, for each topic, the number that is furthest from its prediction. A number without a prediction is hard to doubt. With one, the largest error says what to measure again,
+# or which formula left something out.
+
+# %% [markdown]
+# `papers.md` in the same folder has ten questions on the ZeRO and FSDP papers, with the sections that
+# answer them. Below each question stand the numbers that *you* measured on it, or a blank line. Answer each
+# in two sentences; no check reads them.
+
+# %% [markdown]
+# ## Cluster launchers
+#
+# Your `train.py` reads everything it needs from its environment. So when it moves to more hosts, only the
+# launcher changes. The folder `scripts/cluster` has a file for each:
+#
+# | File | Starts your script on |
+# |:--|:--|
+# | `torchrun-hosts` | hosts that you can log in to |
+# | `train.sbatch` | a cluster with Slurm |
+# | `sky.yaml` | rented nodes, with SkyPilot |
+# | `ray_train.py` | a Ray cluster |
+
+# %% [markdown]
+# Slurm, for example, gives each job a number and a list of nodes. The file derives `torchrun`'s options from
+# them, and starts one `torchrun` on each node:
+
+# %%
+lab.show_cluster_file("train.sbatch")
+
+# %% [markdown]
+# ```sh
+# sbatch --nodes=4 --gpus-per-node=8 scripts/cluster/train.sbatch train.py --epochs 2
+# ```
+#
+# | Launcher | Fits |
+# |:--|:--|
+# | `torchrun` on each host | a few hosts of your own |
+# | Slurm | a fixed cluster that many people share |
+# | Kubernetes with Kubeflow Trainer | a cluster that already runs Kubernetes |
+# | Ray Train | Python programs of which training is one part |
+# | SkyPilot | rented nodes, spot instances, or several clouds |
+#
+# `scripts/cluster/README.md` says what each costs you, and what breaks first. None of them makes a step
+# faster.
+
+# %% [markdown]
+# ## Optional: speed-up and efficiency
+#
+# Speed-up and efficiency are easily confused, and the wrong word hides the cost: a speed-up of 1.6 on two
+# GPUs sounds like a gain, but 20 % of the paid GPU-hours are lost.
+#
+# ### Exercise 6.3 · Speed-up and efficiency
+#
+# *Difficulty 1 of 5 · 5 minutes · target: a function for any number of ranks, and two efficiencies*
+
+# %%
+# Exercise 6.3: the efficiency of N ranks
+def efficiency(ranks, throughput, alone):
+    """A number, 1 if nothing is lost. throughput: tokens/s of all ranks together; alone: of one."""
+    ### BEGIN SOLUTION
+    return throughput / (ranks * alone)
+    ### END SOLUTION
+
+# %% [markdown]
+# An example, made up for this exercise: a release note promises "1.5–1.7× scaling efficiency on 2 GPUs".
+# An efficiency above 1 needs a special reason, so the note must mean a speed-up. Which efficiencies does
+# it mean? Use your function.
+
+# %%
+# Exercise 6.3, second half: a pair of numbers, the lowest and the highest efficiency
+### BEGIN SOLUTION
+claimed = efficiency(2, 1.5, 1), efficiency(2, 1.7, 1)
+### END SOLUTION
+
+# %%
+lab.check_efficiency(efficiency, claimed)
+
+# %% [markdown]
+# ## Optional: the α–β model
+#
+# How many seconds does an all-reduce take? The **α–β model** says α + bytes/β. α is the latency: the time
+# of an all-reduce of zero bytes, in seconds. β is the bandwidth of the link, in bytes per second. Both
+# are fitted to measured all-reduces. In a ring over all N ranks, a host sends 2(N-1)/N · S bytes over its
+# link.
+
+# %% [markdown]
+# ### Exercise 6.5 · The α–β model
+#
+# *Difficulty 2 of 5 · 5 minutes · target: two numbers, for any number of hosts and of ranks per host*
+
+# %%
+# Exercise 6.5: what a ring all-reduce sends over a host's link, and its seconds
+def link_seconds(size, hosts, ranks, alpha, beta):
+    """(bytes in each direction of a host's link, seconds); size in bytes, ranks on each host,
+    alpha in seconds, beta in bytes per second. One host alone sends nothing over its link."""
+    ### BEGIN SOLUTION
+    n = hosts * ranks
+    nbytes = 2 * (n - 1) / n * size if hosts > 1 else 0
+    return nbytes, alpha + nbytes / beta
+    ### END SOLUTION
+
+
+# %%
+lab.check_link_seconds(link_seconds)
+
+# %% [markdown]
+# The next picture uses the all-reduces that `lab.show_link_bytes()` timed, in the section on the ring. In a new
+# kernel it measures them first. A barrier precedes each all-reduce; otherwise the time would include how
+# late the last rank arrives.
+
+# %%
+lab.show_fit(link_seconds)
+
+# %% [markdown]
+# The circles, all at 50 Mbit/s, were used to fit α and β. The diamonds were not: they have another size, or
+# a link with half or twice the bandwidth, for which β is halved or doubled. Your function predicts
+# them within a tenth. β is below the link's 6.25 MB/s because of headers and pauses, and α is negligible at
+# these sizes. Each time is the minimum of three rounds, because a busy core only adds time.
+
+# %% [markdown]
+# ## Optional: a step-time model with overlap
 #
 # MFU says how much time is lost, but not to what. A step-time model says it. A step computes: matrix
 # products and attention at a fraction of the peak FLOP/s, norms and activations at the memory bandwidth. A
@@ -956,168 +1177,13 @@ lab.show_overlap(step_seconds)
 # file of your own in the same way. The model *is* wrong for some runs, and the picture names them.
 
 # %% [markdown]
-# ## FSDP with Accelerate
-#
-# Qwen2-7B has 7.6 billion parameters: 122 GB with AdamW, so its states must be sharded. A course's last
-# exercise says: fine-tune it "with Accelerate and FSDP". That script starts on any machine, and its loss
-# falls. But was anything sharded? If not, the script runs out of memory with the model that needs sharding,
-# or eight GPUs do the work of one.
-
-# %%
-lab.write_script("finetune.py")
-
-# %% [markdown]
-# **Accelerate** wraps the objects of your script: `prepare` returns model, optimizer and loader as the
-# configuration asks for. `accelerate launch` reads that configuration from a YAML file and starts the
-# ranks with torchrun.
-#
-# The Qwen2 here is small, has random weights, and ties its embedding to its head. `--model Qwen/Qwen2-0.5B`
-# loads real weights, if the Hugging Face hub can be reached.
-
-# %%
-YAML = """\
-compute_environment: LOCAL_MACHINE
-distributed_type: FSDP
-num_machines: 1
-num_processes: 2
-mixed_precision: "no"
-fsdp_config:
-  fsdp_version: 2
-"""
-with open("accelerate.yaml", "w") as file:
-    file.write(YAML)
-launched = lab.accelerate("finetune.py")
-launched
-
-# %% [markdown]
-# Look at the line that the script printed. How often is it there, and which world size does it name? The
-# script also wrote a record of each rank's last step: its collectives, and the bytes that were resident
-# when backward was done, beside the bytes of one full copy.
-
-# %%
-fine_tuned = lab.read_job(launched)
-fine_tuned
-
-# %% [markdown]
-# Accelerate uses a CPU only on request, by `Accelerator(cpu=True)`; the script's option is `--cpu`. The
-# option `--shard` sets a private variable of Accelerate to FSDP, as Accelerate itself does on GPUs. The next
-# cell starts the script in three ways, as torchrun would: on one process with `--cpu`; on two with `--cpu`;
-# on two with `--cpu` and `--shard`.
-#
-# Guess: with `--cpu`, how many full copies of the parameters are resident on two ranks together?
-
-# %%
-# A guess, for exercise 6.11
-### BEGIN SOLUTION
-my_guess = 2
-### END SOLUTION
-labs.guess("6.11", "copies of the parameters on two ranks together, with --cpu", my_guess)
-
-# %%
-jobs = lab.start_otherwise("finetune.py", fine_tuned)
-jobs
-
-# %% [markdown]
-# That is what the library calls itself. Your function decides by evidence. `ranks` is a list with one
-# record per rank:
-#
-# | Attribute | Value |
-# |:--|:--|
-# | `rank.calls` | the collectives of a step, with `kind` and logical `bytes`; every rank has the same |
-# | `rank.held[part]` | bytes resident on this rank; part is "parameters", "gradients" or "optimizer_state" |
-# | `rank.whole[part]` | bytes of one full copy |
-
-# %% [markdown]
-# | Name | of N ranks together |
-# |:--|:--|
-# | "one process" | N is 1 |
-# | "separate" | gradients are never reduced: N models, each trained alone |
-# | "DDP" | gradients are reduced; N copies of all three parts |
-# | "ZeRO-1", "ZeRO-2" | about 1 copy of the optimizer state; of the gradients too |
-# | "ZeRO-3" | about 1 copy of all three. FSDP is ZeRO-3: no measurement tells them apart |
-#
-# Copies are not exact: shards are padded and may be uneven, and some gradients may be missing.
-
-# %% [markdown]
-# ### Exercise 6.11 · Identify the strategy
-#
-# *Difficulty 3 of 5 · 20 minutes · target: the right name for 69 jobs, recorded on real ranks or random,
-# on 1 to 16 ranks*
-#
-# "reduced" is the bytes of rank 0's `all_reduce`, `reduce_scatter` and `reduce`, divided by those of a full
-# copy of the gradients.
-
-# %%
-# Exercise 6.11: the strategy of a job, from what its ranks sent and stored
-def what_ran(ranks):
-    """(name, {"parameters": copies, "gradients": ..., "optimizer_state": ..., "reduced": ...})"""
-    ### BEGIN SOLUTION
-    N, whole = len(ranks), ranks[0].whole
-    copies = {part: sum(rank.held[part] for rank in ranks) / whole[part] for part in whole}
-    sharded = sum(number < (1 + N) / 2 for number in copies.values())
-    reduced = sum(call.bytes for call in ranks[0].calls if call.kind in (
-        "all_reduce", "reduce_scatter", "reduce")) / whole["gradients"]
-    name = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")[sharded]
-    if N == 1 or reduced < 0.5:
-        name = "one process" if N == 1 else "separate"
-    return name, {**copies, "reduced": reduced}
-    ### END SOLUTION
-
-
-# %%
-lab.check_what_ran(what_ran)
-
-# %% [markdown]
-# <details><summary>Hint</summary>
-#
-# Sum the resident bytes of all ranks, and divide by one full copy. The result is near 1 or near N: which
-# number lies between them, for every N? Memory says what is sharded. Collectives alone cannot:
-# DeepSpeed's ZeRO-1 all-reduces too. But only collectives tell N ranks that train one model from N ranks
-# that train a model each. A loss that is averaged for printing is an all-reduce of 4 bytes.
-#
-# </details>
-
-# %%
-lab.show_jobs(jobs, what_ran)
-
-# %% [markdown]
-# **Notice:** on a CPU the script never used FSDP by itself.
-#
-# As launched, each rank trains a model of its own. With `--cpu` it is DDP: one all-reduce of all gradients,
-# nothing sharded, no warning. Only with `--shard` the two ranks store one copy together, although the
-# library still calls itself MULTI_CPU. On GPUs the first line is FSDP.
-
-# %% [markdown]
-# ## DeepSpeed
-#
-# **DeepSpeed** is the library in which ZeRO was first implemented. `deepspeed.initialize(model=...,
-# config=...)` returns an *engine*; you call `engine.step()` instead of `optimizer.step()`. The ZeRO stage is
-# one number in its configuration, and most other numbers there are bucket sizes.
-
-# %%
-print(lab.deepspeed_json(stage=2))
-
-# %% [markdown]
-# Accelerate's FSDP is `fully_shard`, so its memory and traffic are those of notebook 04. Notebook 03's last
-# picture has DeepSpeed's three stages. After backward its stage 1 equals ZeRO-2: it frees gradients that
-# other ranks own as soon as they are reduced. It differs from stage 2 only during gradient accumulation.
-# Stages 1 and 2 all-reduce, so they send as much as FSDP2.
-
-# %% [markdown]
-# Choose by what must fit. Use DDP if 16 bytes for each parameter, its buckets and the activations fit. Else
-# use FSDP2, in plain torch or through Accelerate. Use DeepSpeed for features that only it has, such as
-# states on NVMe.
-#
-# Accelerate's launcher also starts scripts that do not import Accelerate: `accelerate launch train.py`
-# starts yours unchanged, because your script joins the process group through the environment variables that
-# every launcher sets.
-
-# %% [markdown]
-# ## Training cost
+# ## Optional: training cost
 #
 # In the offers below, an H100 for an hour costs between 2.69 and 6.88 dollars, and other sellers ask
 # more or less. A higher hourly price can still be a lower price per token. So compare machines by
 # **tokens per dollar**, from measured throughput.
+#
+# In a new kernel, first run the cells of exercise 6.9.
 
 # %%
 MACHINES = lab.price_table()  # or lab.price_table({"Lambda 1x A10": 0.75}), or a JSON file
@@ -1181,47 +1247,7 @@ lab.show_budget(costs, mfu=0.3, machines=MACHINES)
 # a token per parameter.
 
 # %% [markdown]
-# ## Plausibility of a FLOP count
-#
-# Exponents are often written out as words, and a word is easily one too low. An example, made up for this
-# exercise: *"Training 7B parameters on 2T tokens takes 84 quintillion FLOPs."* `lab.SCALES` lists the
-# names of numbers, each 1,000 times the one before it: thousand, million, billion and so on.
-
-# %%
-print(lab.SLIP)
-claim = lab.SLIP
-print(claim.number, claim.scale, claim.parameters, claim.tokens)
-lab.SCALES
-
-# %% [markdown]
-# ### Exercise 6.13 · How far off?
-#
-# *Difficulty 2 of 5 · 10 minutes · target: the factor, and the real days and dollars*
-
-# %%
-# Exercise 6.13: a printed number of FLOPs, and what the job really takes
-def judge_claim(claim, machine, peak, mfu):
-    """(6ND / printed FLOPs, days, dollars); peak: dense FLOP/s of one GPU."""
-    ### BEGIN SOLUTION
-    flops = 6 * claim.parameters * claim.tokens
-    printed = claim.number * 1000 ** (1 + lab.SCALES.index(claim.scale))
-    hours = flops / (machine.gpus * peak * mfu) / 3600
-    return flops / printed, hours / 24, hours * machine.gpus * machine.dollars
-    ### END SOLUTION
-
-
-# %%
-lab.check_claim(judge_claim)
-
-# %%
-lab.show_claim(judge_claim)
-
-# %% [markdown]
-# **Notice:** believed, the slip makes a job of years look like one of a day. Check a number of FLOPs by
-# its days: they are easier to doubt than its zeros.
-
-# %% [markdown]
-# ## Spot instances
+# ## Optional: spot instances
 #
 # A **spot** instance costs less because its seller may preempt it at any moment. An **interruption** loses
 # the work since the last checkpoint, half an interval on average, and you pay for the restart too. How many
@@ -1291,77 +1317,12 @@ lab.check_spot_costs(spot_costs)
 # </details>
 
 # %%
-lab.show_spot(spot_costs, MACHINES["AWS p5en.48xlarge"])
+lab.show_spot(spot_costs, lab.price_table()["AWS p5en.48xlarge"])
 
 # %% [markdown]
 # With a checkpoint every half hour, spot pays up to 2.26 interruptions an hour; with one every three hours,
 # up to 0.39. The dotted first-order line is right only if little is lost: its break-even rates are 68 % too
 # high. Another short formula, hours / (1 - rate·lost), is 28 % too low. Notebook 08 asks how often to save.
-
-# %% [markdown]
-# ## A reproducible record
-#
-# In a month you will ask: was the efficiency 78 or 87 percent, with which version of torch, with which
-# batch size? You cannot compare a number without its machine and its versions. So let code write the
-# record of a measurement.
-
-# %%
-record = lab.document()
-record
-
-# %% [markdown]
-# The folder has a `README.md` with the tables and pictures made since the kernel started, the traces, and
-# `numbers.json` with every number, the machine and the versions. (In JupyterLab, right-click the opened page
-# for *Show Markdown Preview*.) A second record of the same day gets its own folder. The next table reads
-# the record back and names, for each topic, the number that is furthest from its prediction.
-
-# %%
-lab.show_record(record)
-
-# %% [markdown]
-# A number without a prediction is hard to doubt. With one, the largest error says what to measure again,
-# or which formula left something out.
-
-# %% [markdown]
-# `papers.md` in the same folder has ten questions on the ZeRO and FSDP papers, with the sections that
-# answer them. Below each question stand the numbers that *you* measured on it, or a blank line. Answer each
-# in two sentences; no check reads them.
-
-# %% [markdown]
-# ## Cluster launchers
-#
-# Your `train.py` reads everything it needs from its environment. So when it moves to more hosts, only the
-# launcher changes. The folder `scripts/cluster` has a file for each:
-#
-# | File | Starts your script on |
-# |:--|:--|
-# | `torchrun-hosts` | hosts that you can log in to |
-# | `train.sbatch` | a cluster with Slurm |
-# | `sky.yaml` | rented nodes, with SkyPilot |
-# | `ray_train.py` | a Ray cluster |
-
-# %% [markdown]
-# Slurm, for example, gives each job a number and a list of nodes. The file derives `torchrun`'s options from
-# them, and starts one `torchrun` on each node:
-
-# %%
-print(lab.cluster_file("train.sbatch"))
-
-# %% [markdown]
-# ```sh
-# sbatch --nodes=4 --gpus-per-node=8 scripts/cluster/train.sbatch train.py --epochs 2
-# ```
-#
-# | Launcher | Fits |
-# |:--|:--|
-# | `torchrun` on each host | a few hosts of your own |
-# | Slurm | a fixed cluster that many people share |
-# | Kubernetes with Kubeflow Trainer | a cluster that already runs Kubernetes |
-# | Ray Train | Python programs of which training is one part |
-# | SkyPilot | rented nodes, spot instances, or several clouds |
-#
-# `scripts/cluster/README.md` says what each costs you, and what breaks first. None of them makes a step
-# faster.
 
 # %% [markdown]
 # ## Optional: an FSDP and HSDP training script from scratch
@@ -1371,18 +1332,16 @@ print(lab.cluster_file("train.sbatch"))
 # leaves 14 GB, and only gradients cross the link. So the script chooses by an option.
 
 # %% [markdown]
-# Write such a script. Its mistakes would be silent: with a mean of means the loss falls too. Its sequences have answers of different lengths, as in exercise 6.2:
-
-# %%
-rows = lab.answer_samples(3, seed=0)  # sequences of 32 tokens
-rows[0]["labels"]
+# Write such a script. Its mistakes would be silent: with a mean of means the loss falls too. As in exercise
+# 6.2, its sequences have answers of different lengths.
 
 # %% [markdown]
 # | Call | Returns |
 # |:--|:--|
 # | `models.gpt2(layers, hidden, seed=s)` | the model, the same on each rank |
-# | `answer_samples(number, seed)` | a list of `number` sequences: dictionaries that a `DataLoader` collates into batches |
-# | `count_answers(batch)`, `loss_sum(module, batch)` | as in exercise 6.2 |
+# | `answer_samples(number, seed)` | a list of `number` sequences of 32 tokens: dictionaries that a `DataLoader` collates into batches |
+# | `count_answers(batch)` | the number of answer tokens, a tensor |
+# | `loss_sum(module, batch)` | the sum of their losses, as in exercise 6.2 |
 # | `torch.nn.utils.clip_grad_norm_(parameters, most)` | the global norm before clipping; for sharded gradients a DTensor, whose `.full_tensor()` has the number |
 
 # %% [markdown]
@@ -1439,12 +1398,12 @@ lab.show_job(job)
 # %% [markdown]
 # ## I can …
 #
-# - write a script that any launcher starts, and say which samples each rank sees
+# - write a script that any launcher starts
 # - normalize the loss of uneven batches so that every token counts once
-# - tell a speed-up from an efficiency, and break a scaling loss down into its causes
-# - predict the bytes and seconds of an all-reduce between hosts to 10 %
+# - tell a speed-up from an efficiency, and attribute the scaling overhead to its causes
+# - predict the bytes of an all-reduce between hosts, and (6.5) its seconds to 10 %
 # - build a hierarchical all-reduce, and say when HSDP is worth its memory
-# - compute MFU against the dense peak, and dollars per billion tokens
+# - compute MFU against the dense peak, and say which strategy a library really ran
 
 # %% [markdown]
 # ## How it usually goes wrong

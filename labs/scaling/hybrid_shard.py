@@ -1,6 +1,7 @@
 """Exercise 6.7: HSDP, shards inside each host and replicas across hosts."""
 
 import copy
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import Picture
 from labs.predictions.memory.shards import padded
 from labs.scaling.host_groups import HostTraffic
+from labs.scaling.link_measurements import measure_training
 from labs.scaling.link_recordings import LinkRun
 from labs.scaling.link_seconds import link_name
 from labs.scaling.link_strategies import (
@@ -104,7 +106,7 @@ def _judge_sharded(module, whole: nn.Module, ranks, hosts, where):
     # Invariant: each host has one full copy of the parameters, sharded evenly over its ranks.
     if names:
         raise Wrong(f"{rank}: {names[0]!r} is not sharded: {kept:,} bytes of parameters stay, of "
-                    f"{total:,}", "fully_shard each of lab.blocks(model), then the model.",
+                    f"{total:,}", "fully_shard each of model.layers, then the model.",
                     code="not_sharded")
     # What no unit below the root has is gathered with the root, before the first block runs.
     split = [name for name, block in module.named_modules()
@@ -112,7 +114,7 @@ def _judge_sharded(module, whole: nn.Module, ranks, hosts, where):
              and not isinstance(block, FSDPModule)]
     if split and len(set(_meshes(module))) == 1:
         raise Wrong(f"{rank}: {split[0]!r} is not a unit, though parts of it may be one",
-                    "fully_shard each of lab.blocks(model), then the model.", code="wrong_units")
+                    "fully_shard each of model.layers, then the model.", code="wrong_units")
     if kept == share:
         return
     # Without a mesh fully_shard shards over all ranks.
@@ -188,9 +190,10 @@ def _judge_trained(full, whole, where):
 
 
 @shows("6.7")
-def show_training(run: LinkRun) -> Picture:
-    """Draws what a step of each strategy puts on the link, how long it takes, and what a rank keeps
-    of the parameters."""
+def show_training(hybrid_shard: Callable, run: LinkRun | None = None) -> Picture:
+    """Draws what a step of each strategy sends over the link, how long it takes, and how much of
+    the parameters is resident on a rank. run: None means that all are measured now."""
+    run = run or measure_training(hybrid_shard)
     names = [one.what for one in run.timed]
     size, root = model_bytes(), root_bytes()
     panels = [

@@ -27,7 +27,7 @@ _SENT = re.compile(r"link|sent|wire|traffic|all.?(reduce|gather|to.all)|reduce.s
 _EFFICIENCY = re.compile(r"efficien|MFU|HFU|speed-?up|utili[sz]ation", re.IGNORECASE)
 TOPICS = {"efficiency": "Efficiency", "throughput": "Throughput and seconds", "memory": "Memory",
           "traffic": "Traffic", "other": "Other numbers"}
-NEEDED = {"efficiency": "the pictures of *Scaling efficiency* and *Scaling-loss breakdown* show it",
+NEEDED = {"efficiency": "the pictures of *Scaling efficiency* and *Scaling overhead* show it",
           "throughput": "the pictures of *Scaling efficiency* and *Training on two hosts* show it",
           "memory": "the pictures of HSDP and of Accelerate show it"}
 

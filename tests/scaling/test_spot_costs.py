@@ -8,8 +8,7 @@ from answers import assert_rejected, assert_waits
 import labs.scaling as lab
 from labs.predictions.cost.spot import break_even_rate, expected_hours
 
-right = definitions("06_scaling")
-costs, judge_claim, spot_costs = right.costs, right.judge_claim, right.spot_costs
+spot_costs = definitions("06_scaling").spot_costs
 
 
 def spot_with(lost, even=None):
