@@ -129,7 +129,7 @@ def show_scaling(measured: Scaling | None = None) -> Picture:
     for ax in (left, right):
         _mark_shared(ax, ranks, measured.own)
     left.set_title("efficiency, %", fontsize=10, loc="left", color=palette.INK)
-    right.set_title("throughput, divided by that of 1 rank", fontsize=10, loc="left",
+    right.set_title("speed-up", fontsize=10, loc="left",
                     color=palette.INK)
     marks.legend_above(figure, handles)
     marks.note_below(figure, "\n".join(note))

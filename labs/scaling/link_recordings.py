@@ -1,5 +1,5 @@
 """What was measured between two hosts: now, on this machine, or as it was recorded on one that can
-have hosts. `python -m labs.scaling.link_recordings` writes the recording anew."""
+have hosts. `python -m labs.scaling.link_recordings` writes the recording again."""
 
 import datetime
 import json

@@ -190,7 +190,7 @@ def show_record(into: str | os.PathLike | None = None) -> Record | Verdict:
 
 
 def _read_back(record: Record) -> Table:
-    """From the written file, as whoever opens the folder later reads it."""
+    """From the written file, so that what it says is what was written."""
     data = json.loads((record.folder / "numbers.json").read_text(encoding="utf-8"))
     by_topic = {topic: [one for one in data["numbers"] if one["topic"] == topic]
                 for topic in TOPICS}

@@ -112,7 +112,7 @@ class RightSpot:
                 break_even_rate(on_demand / spot, interval, restart))
 
     def by_logarithm(hours, on_demand, spot, rate, interval, restart):
-        """Each lost hour is billed anew with what it loses itself: hours · e^(rate·lost)."""
+        """Each lost hour is billed again with what it loses itself: hours · e^(rate·lost)."""
         lost = interval / 2 + restart
         return np.array([spot * hours * np.exp(rate * lost), np.log(on_demand / spot) / lost])
 
