@@ -1,4 +1,4 @@
-"""Exercise 6.4: where the time of a step goes, and what it loses against one rank alone."""
+"""Exercise 6.4: the parts of a step, and its overhead against one rank alone."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -25,10 +25,11 @@ _HINTS = {
     "zip() argument": "Every rank has the same collectives: zip the traces' collectives.",
     "must be real number, not": "Both functions return a dictionary of numbers."}
 _RULE = {
-    "communication": "In flight after the last rank has begun, and nothing computes or loads.",
-    "waiting": "In flight before the last rank has begun, and nothing computes, loads or "
-               "communicates.",
-    "data loading": "Inside the data loader's labels, where the rank does not compute.",
+    "communication": "Inside a collective that all ranks have entered, while nothing computes "
+                     "or loads.",
+    "waiting": "Inside a collective that some rank has not entered yet, while nothing computes, "
+               "loads or communicates.",
+    "data loading": "Inside the data loader's spans, where the rank does not compute.",
     "computing": "What is left of the step when the other three are subtracted."}
 Run = Sequence[Trace]
 

@@ -47,7 +47,7 @@ def check_hybrid_shard(hybrid_shard):
     host, replicas across hosts. Ranks are numbered host by host."""
     for ranks, numbers in HOSTS.items():
         on_ranks(_try_hosts, hybrid_shard, numbers, world_sizes=(ranks,), timeout=60)
-    return ("on 2 × 2, 2 × 3 and 3 × 2 ranks a rank keeps Ψ/R parameters, gathers and "
+    return ("on 2 × 2, 2 × 3 and 3 × 2 ranks a rank stores Ψ/R parameters, gathers and "
             "reduce-scatters inside its host, all-reduces only its shard's gradients across, and "
             "trains as one process does")
 
@@ -105,8 +105,8 @@ def _judge_sharded(module, whole: nn.Module, ranks, hosts, where):
     names = [name for name, p in module.named_parameters() if not isinstance(p, DTensor)]
     # Invariant: each host has one full copy of the parameters, sharded evenly over its ranks.
     if names:
-        raise Wrong(f"{rank}: {names[0]!r} is not sharded: {kept:,} bytes of parameters stay, of "
-                    f"{total:,}", "fully_shard each of model.layers, then the model.",
+        raise Wrong(f"{rank}: {names[0]!r} is not sharded: {kept:,} bytes of parameters are "
+                    f"resident, of {total:,}", "fully_shard each of model.layers, then the model.",
                     code="not_sharded")
     # What no unit below the root has is gathered with the root, before the first block runs.
     split = [name for name, block in module.named_modules()
@@ -127,11 +127,12 @@ def _judge_sharded(module, whole: nn.Module, ranks, hosts, where):
                     "is not", "fully_shard gets mesh=mesh for each block and for the model: "
                     "without it, it shards over all ranks.", code="other_mesh")
     if kept <= flat:
-        raise Wrong(f"{rank} keeps {kept:,} bytes of parameters, 1/{ranks * hosts} of the model: "
-                    "the shards are divided among all hosts, so every all-gather crosses the link",
+        raise Wrong(f"{rank} stores {kept:,} bytes of parameters, 1/{ranks * hosts} of the model: "
+                    "the parameters are sharded over all hosts, so every all-gather crosses the "
+                    "link",
                     "A mesh with two dimensions: fully_shard shards over the second one and "
                     "replicates over the first.", code="sharded_over_all_hosts")
-    raise Wrong(f"{rank} keeps {kept:,} bytes of parameters; 1/{ranks} of the model, a share for "
+    raise Wrong(f"{rank} stores {kept:,} bytes of parameters; 1/{ranks} of the model, a share for "
                 f"each rank of its host, is {share:,}",
                 "The first dimension of the mesh is the hosts, the second the ranks of a host.",
                 code="wrong_shards")

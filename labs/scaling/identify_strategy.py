@@ -37,7 +37,7 @@ def check_identify_strategy(identify_strategy: Callable):
         name = identify_strategy(ranks)
         kept.judge()
         _judge_name(name, want, ranks, what)
-    return f"{len(jobs)} jobs recognised, of real ranks and drawn at random, on 1 to 16 ranks"
+    return f"{len(jobs)} jobs recognised, recorded and random, on 1 to 16 ranks"
 
 
 def copies_of(ranks: list[RankStepRecord]) -> dict[str, float]:
@@ -73,8 +73,8 @@ def _reason(name, want, ranks) -> tuple[str, str]:
     if "separate" in (name, want):
         # gradients that pass no sum over the ranks never meet; a printed loss does not count
         return (f"all-reduces, reduce-scatters and reduces have {reduced:.3g} times the bytes of "
-                "the gradients", "Ranks that train one model add up their gradients once a step: "
-                "nearly all of them, because some may be missing. Separate ranks add up none.")
+                "the gradients", "Ranks that train one model reduce their gradients once a step: "
+                "nearly all of them, because some may be missing. Separate ranks reduce none.")
     for part in PARTS:  # each stage shards one part more
         sharded = [KINDS.index(kind) >= 5 - PARTS.index(part) for kind in (name, want)]
         if sharded[0] != sharded[1]:

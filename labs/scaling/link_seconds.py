@@ -95,14 +95,14 @@ _BYTES: tuple[Mistake, ...] = (
     Mistake("tensor_itself", lambda case: case.size, "that is the tensor itself",
             "How often does each piece pass?"),
     Mistake("on_one_host_no_byte", lambda case: 2 * (case.world - 1) / case.world * case.size,
-            "on one host no byte passes its link",
+            "one host alone sends nothing over its link",
             "The ranks of a host reach each other without it."),
     Mistake("in_bits", lambda case: 8 * case.bytes, "that is in bits",
             "Size and result are in bytes."))
 _SECONDS: tuple[Mistake, ...] = (
     Mistake("missing", lambda case: case.bytes / case.beta, "α is missing", "α + bytes/β."),
     Mistake("size_not_bytes", lambda case: case.alpha + case.size / case.beta, "that is α + S/β",
-            "Not S passes the link, but the bytes that you have just computed."),
+            "Not S bytes cross the link, but the bytes that you have just computed."),
     Mistake("takes_for_bits_per_second", lambda case: case.alpha + 8 * case.bytes / case.beta,
             "that takes β for bits per second", "β is in bytes per second."),
     Mistake("wrong_steps",

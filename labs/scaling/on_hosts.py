@@ -1,7 +1,7 @@
 """Runs a function on the ranks of several hosts: `run_on_hosts` is the caller's side, and this file
 as a script is what each host executes. It imports torch once and forks the host's ranks, which
-takes a third of the time of torchrun, whose ranks and agents each import it again. Ranks use the CPU
-and gloo, because the link that is measured is slower than any device."""
+takes a third of the time of torchrun, whose ranks and agents each import it again. Ranks use the
+CPU and gloo, because the link that is measured is slower than any device."""
 
 import contextlib
 import datetime
