@@ -234,8 +234,8 @@ lab.show_ragged(ragged_step)
 # ## Scaling efficiency
 #
 # A job takes 100 hours on one GPU. On two GPUs it runs 1.6 times as fast: it ends after 62.5 hours,
-# but you pay for 125 GPU-hours. Where did 25 hours go? On 1,024 GPUs, the same loss equals 205 idle GPUs.
-# So it is worth measuring the loss and breaking it down into its causes.
+# but you pay for 125 GPU-hours. Where did 25 hours go? On 1,024 GPUs, the same efficiency wastes 205 GPUs.
+# So measure this overhead, and attribute it to its causes.
 
 # %% [markdown]
 # **Speed-up** is the throughput of N ranks divided by that of one rank. **Efficiency** is the speed-up
@@ -274,6 +274,9 @@ lab.show_scaling()
 # %% [markdown]
 # ## Scaling overhead
 #
+# An efficiency does not say what to fix. Four causes can lower it, and each one needs another fix.
+
+# %% [markdown]
 # The next cell records one rank alone, then all ranks with the same work each (10 to 40 s).
 # There are five runs: healthy, without the link of notebook 05; on a slow link; with a slow last rank;
 # with a slow data loader; and with slow compute on all ranks, as on GPUs that throttle. Which part of the
@@ -304,8 +307,7 @@ for trace in runs["slow rank"]:
 # 3. *communication*: this rank is inside a collective that all ranks have entered;
 # 4. *waiting*: this rank is inside a collective that some other rank has not entered yet.
 #
-# All other instants count as *computing* too. So overlapped communication
-# costs no time.
+# All other instants count as *computing* too. So overlapped communication costs no time.
 
 # %% [markdown]
 # | Expression | Value |
@@ -355,7 +357,7 @@ def parts_of_step(run, rank):
 # %%
 # Exercise 6.4, second half: the overhead of a step, compared with one rank alone
 def attribute_overhead(run, alone):
-    """The same four keys; the sum is the step of the rank that waits most, less that of `alone`."""
+    """The same four keys; the sum is the step of the rank that waits longest, minus `alone`'s."""
     ### BEGIN SOLUTION
     parts = [parts_of_step(run, rank) for rank in range(len(run))]
     waits_most = max(parts, key=lambda part: part["waiting"])
