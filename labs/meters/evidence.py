@@ -1,5 +1,5 @@
-"""What a data-parallel job leaves to judge it by: the collectives of a step, and the bytes that
-each rank holds when backward is done, beside those of one whole copy."""
+"""The record of a data-parallel step on each rank: its collectives, and the bytes that are resident
+when backward is done, beside those of a full copy."""
 
 import json
 import os
@@ -17,6 +17,7 @@ from labs.training.strategies import resident_tensors
 from labs.training.strategies.third_party import EngineOptimizer
 
 PARTS = ("parameters", "gradients", "optimizer_state")
+REDUCING = ("all_reduce", "reduce_scatter", "reduce")  # collectives that sum over the ranks
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,20 @@ class RankStepRecord:
     module: str = ""
     library: str = ""
 
+    @property
+    def resident(self) -> dict[str, float]:
+        """Part -> what is resident on this rank, in full copies: about 1/N where it is sharded."""
+        return {part: self.held[part] / self.whole[part] for part in PARTS}
+
+    @property
+    def reduced(self) -> float:
+        """Logical bytes of this rank's collectives that sum over the ranks, in full copies of the
+        gradients."""
+        return sum(call.bytes for call in self.calls if call.kind in REDUCING) / self.whole[
+            "gradients"]
+
     def __repr__(self):
-        sizes = [f"{part}: held {self.held[part]:,} of {self.whole[part]:,} bytes"
+        sizes = [f"{part}: {self.held[part]:,} of {self.whole[part]:,} bytes resident"
                  for part in PARTS]
         kinds = {call.kind: 0 for call in self.calls}
         for call in self.calls:

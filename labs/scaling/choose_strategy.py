@@ -108,15 +108,15 @@ def _judge(case, got):
     if got == want:
         return
     if got is None:
-        raise Wrong(f"{case}: you say that nothing fits, but {want} keeps "
+        raise Wrong(f"{case}: you say that nothing fits, but {want} stores "
                     f"{case.held(want) / 1e9:.3g} GB a GPU",
                     "HSDP divides the states by a host's GPUs, FSDP by all of them.",
                     code="nothing_returned")
     # What does not fit cannot be chosen, however fast it would be.
     if case.held(got) > case.memory:
-        raise Wrong(f"{case}: {got} does not fit, it keeps {case.held(got) / 1e9:.3g} GB a GPU",
-                    "16 bytes for each parameter: 2 + 2 + 12, whole under DDP, divided by a host's "
-                    "GPUs under HSDP, and by all GPUs under FSDP.", code="does_not_fit")
+        raise Wrong(f"{case}: {got} does not fit, it stores {case.held(got) / 1e9:.3g} GB a GPU",
+                    "16 bytes for each parameter: 2 + 2 + 12, replicated under DDP, divided by a "
+                    "host's GPUs under HSDP, and by all GPUs under FSDP.", code="does_not_fit")
     times = {each: case.seconds(each) for each in (got, want)}
     raise Wrong(f"{case}: {got} fits, but {want} fits too and is faster: {_ms(times[want])} of "
                 f"collectives in a step, {got} {_ms(times[got])}",

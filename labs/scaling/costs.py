@@ -118,7 +118,7 @@ def _cases() -> list[Case]:
     """The table's, a machine of one GPU last: with one GPU two mistakes look right."""
     rng = new_generator()
     # Several GPUs and a spot price, so that each mistake changes its numbers.
-    own = Machine("drawn at random", "H100", rng.randint(2, 64), rng.uniform(0.2, 12), "", "",
+    own = Machine("random", "H100", rng.randint(2, 64), rng.uniform(0.2, 12), "", "",
                   spot=rng.uniform(0.05, 0.2))
     machines = [own, MACHINES["Lambda 8x A100-80"], MACHINES["AWS p5en.48xlarge"],
                 MACHINES["Lambda 1x A10"]]

@@ -1,4 +1,5 @@
-"""Exercise 6.3: efficiency from throughputs, and what a promised speed-up is as one."""
+"""Exercise 6.3: efficiency from throughputs, and what a promised speed-up is as one; and the
+picture of both kinds of scaling on this machine."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -10,7 +11,6 @@ from labs.checks.numbers import (
     Cause,
     as_number,
     judge_number,
-    require_number,
     require_numbers,
     require_signature,
 )
@@ -18,7 +18,7 @@ from labs.checks.verdicts import Wrong, check, shows
 from labs.meters.metrics import Metric
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
-from labs.scaling.scaling_runs import BYTES, Scaling
+from labs.scaling.scaling_runs import BYTES, Scaling, efficiencies, measure_scaling
 from labs.words import counted
 from labs.workers import devices
 
@@ -99,22 +99,22 @@ def _judge_claim(claimed) -> None:
 
 
 _BYTES = {0.5: "half"}.get(BYTES, f"{BYTES:.0%}")
-_KINDS = {"weak": ("weak: the batch of a rank stays", palette.RUNS[1], "o"),
-          "strong": ("strong: the batch of all stays", palette.RUNS[2], "s")}
+_KINDS = {"weak": ("weak: per-rank batch fixed", palette.RUNS[1], "o"),
+          "strong": ("strong: global batch fixed", palette.RUNS[2], "s")}
 
 
-@shows("6.3")
-def show_scaling(measured: Scaling, efficiency: Callable[[int, float, float], float]) -> Picture:
-    """Draws two panels by number of ranks: the student's efficiencies, with the guess, and the
-    throughput, with the ideal line."""
+@shows("Scaling efficiency")
+def show_scaling(measured: Scaling | None = None) -> Picture:
+    """Trains on 1 to N ranks, and draws two panels by number of ranks: the efficiencies, with the
+    guess, and the throughput, with the ideal line. measured: None means that it is measured now."""
+    measured = measured or measure_scaling()
     note = _why(measured)
     figure, [left, right] = canvas(WIDTH, 3.7 + marks.NOTE_LINE * len(note), ncols=2)
-    ranks, words, metrics, handles = list(measured.weak), [], [], []
+    ranks, words, metrics, handles = list(measured.weak), [], measured.metrics(), []
     for kind, (name, colour, marker) in _KINDS.items():
         found = getattr(measured, kind)
         times = {n: found[n] / found[1] for n in ranks}
-        shares = {n: require_number(efficiency(n, found[n], found[1]), f"the efficiency of {n}")
-                  for n in ranks}
+        shares = efficiencies(found)
         above = all(measured.weak[n] >= measured.strong[n] for n in ranks) == (kind == "weak")
         handles.append(_draw_by_ranks(left, {n: 100 * share for n, share in shares.items()},
                                       "{:.0f} %", above, colour, marker))
@@ -123,13 +123,13 @@ def show_scaling(measured: Scaling, efficiency: Callable[[int, float, float], fl
         metrics += [Metric(f"{kind} scaling on {counted(n, 'rank')}: efficiency", shares[n], "")
                     for n in ranks[1:]]
         words.append(f"{name}: " + ", ".join(
-            f"{n} ranks {times[n]:.2f} times, efficiency {shares[n]:.0%}" for n in ranks[1:]))
+            f"{n} ranks: speed-up {times[n]:.2f}, efficiency {shares[n]:.0%}" for n in ranks[1:]))
     _draw_ideal(left, right, ranks, handles)
     handles += _draw_guess(left, measured.own, words)
     for ax in (left, right):
         _mark_shared(ax, ranks, measured.own)
     left.set_title("efficiency, %", fontsize=10, loc="left", color=palette.INK)
-    right.set_title("throughput, in times that of 1 rank", fontsize=10, loc="left",
+    right.set_title("speed-up", fontsize=10, loc="left",
                     color=palette.INK)
     marks.legend_above(figure, handles)
     marks.note_below(figure, "\n".join(note))

@@ -14,11 +14,17 @@ from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
 from labs.predictions.communication import traffic
-from labs.predictions.communication.host_links import LinkTime, Topology, hierarchical_all_reduce
+from labs.predictions.communication.host_links import (
+    LinkTime,
+    Topology,
+    flat_all_reduce,
+    hierarchical_all_reduce,
+)
 from labs.scaling.host_groups import HostTraffic, require_collectives
 from labs.scaling.link_collectives import host_mesh
+from labs.scaling.link_measurements import measure_hierarchical
 from labs.scaling.link_recordings import LinkRun
-from labs.scaling.link_seconds import bytes_and_seconds, link_name
+from labs.scaling.link_seconds import link_name
 from labs.workers.hosts.links import read_bandwidth
 
 # Ranks -> hosts of the meshes that are tried on them: 2 × 2, and 2 × 3 and 3 × 2, so that a host's
@@ -171,8 +177,10 @@ def _judge_traffic(traffic: HostTraffic, tensor, hosts, where):
 
 
 @shows("6.6")
-def show_hierarchical(run: LinkRun) -> Picture:
-    """Draws bytes and seconds of the flat and of the student's all-reduce."""
+def show_hierarchical(answer: Callable, run: LinkRun | None = None) -> Picture:
+    """Draws bytes and seconds of the flat and of the student's all-reduce. run: None means that
+    both are measured now."""
+    run = run or measure_hierarchical(answer)
     size, ways = run.counted[0].size, ("flat", "hierarchical")
     ranks = run.topology.world_size
     predicted = [traffic.all_reduce(size, ranks), hierarchical_all_reduce(size, run.topology)]
@@ -186,8 +194,8 @@ def show_hierarchical(run: LinkRun) -> Picture:
                         "bandwidth" + f"\n{run.note}" * bool(run.note))
 
 
-@shows("6.5")
-def show_on_gpus(link_seconds: Callable, size: float = 14e9, ranks: int = 8, inside: float = 450e9,
+@shows("All-reduces on GPUs")
+def show_on_gpus(size: float = 14e9, ranks: int = 8, inside: float = 450e9,
                  card: float = 50e9) -> Table:
     """Returns a table of both all-reduces by formula, on two hosts with GPUs: with a network card
     for each GPU, as in an H100 node, and with one card a host. inside, card: bytes per second in
@@ -199,9 +207,10 @@ def show_on_gpus(link_seconds: Callable, size: float = 14e9, ranks: int = 8, ins
     rows = []
     for cards, name in ((ranks, "a card for each GPU"), (1, "one card a host")):
         time = LinkTime(0.0, cards * card)
-        flat, seconds = bytes_and_seconds(link_seconds, size, Topology(2, ranks), time)
+        flat = flat_all_reduce(size, Topology(2, ranks))
         # the ranks of a host share its cards
-        between, across = bytes_and_seconds(link_seconds, size, Topology(2, 1), time)
+        between = flat_all_reduce(size, Topology(2, 1))
+        seconds, across = time.seconds(flat), time.seconds(between)
         within = traffic.all_reduce(size, ranks)
         # a ring is as slow as its slowest edge, and each of its edges carries as much
         rows += [(name, "flat ring", flat, flat, max(seconds, flat / inside)),

@@ -1,6 +1,7 @@
 """Exercise 6.7: HSDP, shards inside each host and replicas across hosts."""
 
 import copy
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import Picture
 from labs.predictions.memory.shards import padded
 from labs.scaling.host_groups import HostTraffic
+from labs.scaling.link_measurements import measure_training
 from labs.scaling.link_recordings import LinkRun
 from labs.scaling.link_seconds import link_name
 from labs.scaling.link_strategies import (
@@ -45,7 +47,7 @@ def check_hybrid_shard(hybrid_shard):
     host, replicas across hosts. Ranks are numbered host by host."""
     for ranks, numbers in HOSTS.items():
         on_ranks(_try_hosts, hybrid_shard, numbers, world_sizes=(ranks,), timeout=60)
-    return ("on 2 × 2, 2 × 3 and 3 × 2 ranks a rank keeps Ψ/R parameters, gathers and "
+    return ("on 2 × 2, 2 × 3 and 3 × 2 ranks a rank stores Ψ/R parameters, gathers and "
             "reduce-scatters inside its host, all-reduces only its shard's gradients across, and "
             "trains as one process does")
 
@@ -103,8 +105,8 @@ def _judge_sharded(module, whole: nn.Module, ranks, hosts, where):
     names = [name for name, p in module.named_parameters() if not isinstance(p, DTensor)]
     # Invariant: each host has one full copy of the parameters, sharded evenly over its ranks.
     if names:
-        raise Wrong(f"{rank}: {names[0]!r} is not sharded: {kept:,} bytes of parameters stay, of "
-                    f"{total:,}", "fully_shard each of lab.blocks(model), then the model.",
+        raise Wrong(f"{rank}: {names[0]!r} is not sharded: {kept:,} bytes of parameters are "
+                    f"resident, of {total:,}", "fully_shard each of model.layers, then the model.",
                     code="not_sharded")
     # What no unit below the root has is gathered with the root, before the first block runs.
     split = [name for name, block in module.named_modules()
@@ -112,7 +114,7 @@ def _judge_sharded(module, whole: nn.Module, ranks, hosts, where):
              and not isinstance(block, FSDPModule)]
     if split and len(set(_meshes(module))) == 1:
         raise Wrong(f"{rank}: {split[0]!r} is not a unit, though parts of it may be one",
-                    "fully_shard each of lab.blocks(model), then the model.", code="wrong_units")
+                    "fully_shard each of model.layers, then the model.", code="wrong_units")
     if kept == share:
         return
     # Without a mesh fully_shard shards over all ranks.
@@ -125,11 +127,12 @@ def _judge_sharded(module, whole: nn.Module, ranks, hosts, where):
                     "is not", "fully_shard gets mesh=mesh for each block and for the model: "
                     "without it, it shards over all ranks.", code="other_mesh")
     if kept <= flat:
-        raise Wrong(f"{rank} keeps {kept:,} bytes of parameters, 1/{ranks * hosts} of the model: "
-                    "the shards are divided among all hosts, so every all-gather crosses the link",
+        raise Wrong(f"{rank} stores {kept:,} bytes of parameters, 1/{ranks * hosts} of the model: "
+                    "the parameters are sharded over all hosts, so every all-gather crosses the "
+                    "link",
                     "A mesh with two dimensions: fully_shard shards over the second one and "
                     "replicates over the first.", code="sharded_over_all_hosts")
-    raise Wrong(f"{rank} keeps {kept:,} bytes of parameters; 1/{ranks} of the model, a share for "
+    raise Wrong(f"{rank} stores {kept:,} bytes of parameters; 1/{ranks} of the model, a share for "
                 f"each rank of its host, is {share:,}",
                 "The first dimension of the mesh is the hosts, the second the ranks of a host.",
                 code="wrong_shards")
@@ -188,9 +191,10 @@ def _judge_trained(full, whole, where):
 
 
 @shows("6.7")
-def show_training(run: LinkRun) -> Picture:
-    """Draws what a step of each strategy puts on the link, how long it takes, and what a rank keeps
-    of the parameters."""
+def show_training(hybrid_shard: Callable, run: LinkRun | None = None) -> Picture:
+    """Draws what a step of each strategy sends over the link, how long it takes, and how much of
+    the parameters is resident on a rank. run: None means that all are measured now."""
+    run = run or measure_training(hybrid_shard)
     names = [one.what for one in run.timed]
     size, root = model_bytes(), root_bytes()
     panels = [

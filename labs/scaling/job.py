@@ -63,7 +63,7 @@ def check_job(script: str = "job.py"):
     _judge_seeds(*runs)
     with status("2 ranks, of which one fails"):
         run_end.judge_failure(_run(script, ON_2, 2, FAILING_RANK))
-    return ("a rank of 2 holds half of the parameters, and so does one of 2 × 2; each sample is "
+    return ("a rank of 2 stores half of the parameters, and so does one of 2 × 2; each sample is "
             "drawn once an epoch; losses, norms and clipped gradients are the reference's in every "
             "step; when a rank fails, the job fails")
 
@@ -144,7 +144,7 @@ def judge_shards(run: Run, when: str, nbytes: int, replicas: int) -> None:
 
 def _judge_held(record, who, nbytes, shards):
     held, share = max(step.held for step in record.steps), nbytes / shards
-    holds = f"{who} holds {held:,} bytes of parameters when it steps, and its share is {share:,.0f}"
+    holds = f"{who} stores {held:,} bytes of parameters when it steps, its share is {share:,.0f}"
     whole = [name for name in record.parameters if name not in record.shards]
     # Invariant: when the optimizer steps, a rank holds 1/shards of the parameters. Catches a model
     # without fully_shard, and blocks that are sharded while the root is not.
@@ -153,11 +153,11 @@ def _judge_held(record, who, nbytes, shards):
             raise Wrong(f"{holds}: no parameter is sharded", _BOTH, code="not_sharded")
         if whole:
             raise Wrong(f"{holds}: {whole[0]!r} and {counted(len(whole) - 1, 'more parameter')} "
-                        "are whole", _BOTH, code="partly_sharded")
+                        "are not sharded", _BOTH, code="partly_sharded")
         raise Wrong(f"{holds}: its shards are too large, or units stay gathered", _MESH,
                     code="wrong_shards")
     if held < share / SLACK:
-        raise Wrong(f"{holds}: the parameters are cut into more than {shards} shards", _MESH,
+        raise Wrong(f"{holds}: the parameters are sharded into more than {shards} shards", _MESH,
                     code="too_many_shards")
     if whole:
         raise Wrong(f"{who}: {whole[0]!r} is no DTensor: fully_shard of torch.distributed.fsdp "

@@ -19,6 +19,7 @@ from labs.checks.numbers import (
     require_several,
     require_signature,
 )
+from labs.checks.scripts.files import raise_if_waiting
 from labs.checks.verdicts import Wrong, check, shows
 from labs.meters.metrics import Metric
 from labs.pictures import marks, palette
@@ -27,6 +28,11 @@ from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.predictions.communication import traffic
 from labs.predictions.communication.host_links import LinkTime, Topology, flat_all_reduce
 from labs.scaling.link_collectives import FITTED, TRIED
+from labs.scaling.link_measurements import (
+    fit_all_reduces,
+    last_all_reduces,
+    measure_all_reduces,
+)
 from labs.scaling.link_recordings import LinkRun
 from labs.words import counted
 from labs.workers.hosts.links import read_bandwidth
@@ -89,14 +95,14 @@ _BYTES: tuple[Mistake, ...] = (
     Mistake("tensor_itself", lambda case: case.size, "that is the tensor itself",
             "How often does each piece pass?"),
     Mistake("on_one_host_no_byte", lambda case: 2 * (case.world - 1) / case.world * case.size,
-            "on one host no byte passes its link",
+            "one host alone sends nothing over its link",
             "The ranks of a host reach each other without it."),
     Mistake("in_bits", lambda case: 8 * case.bytes, "that is in bits",
             "Size and result are in bytes."))
 _SECONDS: tuple[Mistake, ...] = (
     Mistake("missing", lambda case: case.bytes / case.beta, "α is missing", "α + bytes/β."),
     Mistake("size_not_bytes", lambda case: case.alpha + case.size / case.beta, "that is α + S/β",
-            "Not S passes the link, but the bytes that you have just computed."),
+            "Not S bytes cross the link, but the bytes that you have just computed."),
     Mistake("takes_for_bits_per_second", lambda case: case.alpha + 8 * case.bytes / case.beta,
             "that takes β for bits per second", "β is in bytes per second."),
     Mistake("wrong_steps",
@@ -150,12 +156,16 @@ _FORMULAS = {"all-reduce": traffic.all_reduce, "all-gather": traffic.all_gather,
 
 
 @shows("6.5")
-def show_fit(run: LinkRun, fitted: LinkTime, link_seconds: Callable) -> Picture:
-    """Draws the measured seconds of all-reduces by size, those that were fitted and those that were
-    not, and the lines that the student's function predicts, one for each bandwidth.
+def show_fit(link_seconds: Callable, run: LinkRun | None = None) -> Picture:
+    """Fits α and β, and draws the measured seconds of all-reduces by size, those that were fitted
+    and those that were not, and the lines that the student's function predicts, one for each
+    bandwidth. run: None means what `show_link_bytes` measured.
 
     β is proportional to the bandwidth; α stays as it is.
     """
+    raise_if_waiting(link_seconds, len(NAMES))
+    run = run or last_all_reduces()
+    fitted = fit_all_reduces(run)
     figure, ax = canvas(WIDTH, 3.7 + marks.NOTE_LINE * len(run.note.splitlines()))
     metrics = []
     for number, bandwidth in enumerate(dict.fromkeys(name for name, _ in (*FITTED, *TRIED))):
@@ -243,9 +253,10 @@ def link_name(bandwidth: str) -> str:
 
 
 @shows("Bytes on the link")
-def show_link_bytes(run: LinkRun) -> Picture:
-    """Draws what each kind of collective put on the link, as the kernel counted it, and what the
-    formula of a ring says."""
+def show_link_bytes(run: LinkRun | None = None) -> Picture:
+    """Draws what each kind of collective sent over the link, as the kernel counted it, and what the
+    formula of a ring says. run: None means that it is measured now."""
+    run = run or measure_all_reduces()
     ranks = run.topology.world_size
     rows = [Bar(f"{one.what} of {one.size / 1e6:g} MB", one.sent / 1e6,
                 _FORMULAS[one.what](one.size, ranks) / 1e6,

@@ -267,7 +267,7 @@ _NAMES = {"communication": "exposed communication", "waiting": "waiting for the 
 
 
 @shows("6.4")
-def show_lost_time(runs: RunsOnRanks, divide_lost_time: Callable) -> Picture:
+def show_lost_time(runs: RunsOnRanks, attribute_overhead: Callable) -> Picture:
     """Draws a waterfall for each run: from N times the throughput of one rank, down by what each
     part loses, to the throughput of the run. In percent of N times: a step of T seconds of which a
     part loses t has lost t/T of what N ranks could do."""
@@ -281,8 +281,8 @@ def show_lost_time(runs: RunsOnRanks, divide_lost_time: Callable) -> Picture:
     [alone] = [sum(parts_of_step(runs.alone, 0).values())]
     gains = False
     for ax, (name, run) in zip(axes[0], runs.items(), strict=True):
-        lost = require_named(divide_lost_time(list(run), list(runs.alone)), PARTS,
-                             f"{name}: divide_lost_time")
+        lost = require_named(attribute_overhead(list(run), list(runs.alone)), PARTS,
+                             f"{name}: attribute_overhead")
         step = require_positive(alone + sum(lost.values()), f"{name}: a step")
         _draw_waterfall(ax, {part: 100 * lost[part] / step for part in PARTS}, 100 * alone / step)
         gains = gains or min(lost.values()) < -0.005 * step  # shown as more than 0 %

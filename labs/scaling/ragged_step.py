@@ -37,8 +37,8 @@ _HINT = ("Reduce the number of answer tokens of all micro-batches over the ranks
 
 
 @check("6.2", hints={
-    "of type torch.Tensor": "Collectives take tensors: lab.count_answers returns one, and the sum "
-    "of several is one, too.",
+    "of type torch.Tensor": "Collectives take tensors: (batch[\"labels\"] != -100).sum() is one, "
+    "and the sum of several is one, too.",
     "Expected to have finished reduction": "A rank runs forward and backward for each micro-batch, "
     "also for one without answer tokens: the others wait for its gradients."})
 def check_ragged_step(ragged_step):
@@ -176,4 +176,4 @@ def show_ragged(ragged_step: Callable) -> Picture:
             for (first, second), (wrong, _) in zip(ANSWERS, errors, strict=True)]
     rows.append(Bar("yours, the worst of these", round(100 * max(own for _, own in errors), 3),
                     colour=palette.PHASES["forward"]))
-    return bars(rows, "%", "difference from the right gradient, relative to its norm")
+    return bars(rows, "%", "relative error of the gradient")

@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -16,7 +16,6 @@ import psutil
 
 from labs.checks.verdicts import COLOURS, SIGNS, Verdict, card, shows
 from labs.meters.trace_file import WORKBOOK, experiments_folder
-from labs.pictures.in_scripts import print_in_script
 from labs.pictures.tables import Table
 from labs.scaling import record_page, record_session
 from labs.scaling.record_session import TOPICS, Session
@@ -29,13 +28,14 @@ _UNFINISHED = ".unfinished-"
 
 @dataclass(frozen=True)
 class Record:
-    """What `document` wrote. folder: None where nothing could be written; problem: why. Draws
-    itself, with links."""
+    """What `document` wrote. folder: None where nothing could be written; problem: why. table: what
+    is furthest from its prediction. Draws itself, with links."""
 
     folder: Path | None
     summary: str
     missing: tuple[str, ...] = ()
     problem: str = ""
+    table: Table | None = None
 
     @property
     def readme(self) -> Path | None:
@@ -45,7 +45,8 @@ class Record:
     def __repr__(self):
         if self.folder is None:
             return f"{SIGNS[None]} nothing was written: {self.problem}"
-        return "\n".join([f"{_from_here(self.readme)}: {self.summary}", *self._not_measured()])
+        return "\n".join([f"{_from_here(self.readme)}: {self.summary}", *self._not_measured(),
+                          *([repr(self.table)] if self.table else [])])
 
     def _not_measured(self) -> list[str]:
         return [f"not measured in this session: {listed(self.missing)}"] if self.missing else []
@@ -60,7 +61,8 @@ class Record:
                                              ("numbers.json", self.folder / "numbers.json")])
         lines = [f"<b>{html.escape(_from_here(self.folder))}</b>: {links}", self.summary,
                  *self._not_measured()]
-        return "<br>".join(lines)
+        page = "<br>".join(lines)
+        return f"{page}<br><br>{self.table._repr_html_()}" if self.table else page
 
 
 def _from_here(path: Path) -> str:
@@ -85,15 +87,14 @@ def document(into: str | os.PathLike | None = None) -> Record:
             _write(session, found, now, files, folder)
             written = keep_as(f"{now.date().isoformat()}-{record_session.folder_name(found)}")
     except OSError as error:
-        return print_in_script(Record(None, "", problem=(
+        return Record(None, "", problem=(
             f"{base} cannot be written to ({error.strerror or error}). Name a folder that can: "
-            "lab.document(\"~/record\")")))
+            "lab.show_record(\"~/record\")"))
     traces = sum(path.startswith("traces/") for path in files.values())
     summary = ", ".join([counted(len(session.rows), "number"), counted(len(files) - traces,
                         "picture"), counted(traces, "trace"),
                         counted(len(session.verdicts), "verdict")])
-    return print_in_script(Record(written, summary, tuple(TOPICS[topic].lower() for topic in
-                                                          session.missing)))
+    return Record(written, summary, tuple(TOPICS[topic].lower() for topic in session.missing))
 
 
 @contextlib.contextmanager
@@ -175,15 +176,21 @@ def _finite(data: object) -> object:
     return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
-TITLE = "The record, read back"
+TITLE = "The record"
 
 
 @shows(TITLE)
-def show_record(record: Record) -> Table | Verdict:
-    """Returns a table of how many numbers of each topic the record has, and which of them is
-    furthest from its prediction."""
+def show_record(into: str | os.PathLike | None = None) -> Record | Verdict:
+    """Writes the record (`document`), and returns it with a table of how many numbers of each topic
+    it has, and which of them is furthest from its prediction."""
+    record = document(into)
     if record.folder is None:
         return Verdict(TITLE, None, f"nothing was written: {record.problem}")
+    return replace(record, table=_read_back(record))
+
+
+def _read_back(record: Record) -> Table:
+    """From the written file, so that what it says is what was written."""
     data = json.loads((record.folder / "numbers.json").read_text(encoding="utf-8"))
     by_topic = {topic: [one for one in data["numbers"] if one["topic"] == topic]
                 for topic in TOPICS}

@@ -28,8 +28,8 @@ def _top(found, when, session) -> list[str]:
     missing = ["", f"**Missing**: {', '.join(TOPICS[topic].lower() for topic in session.missing)}. "
                "Nothing that measures it has run in this session."] if session.missing else []
     return [f"# Scaling, on {record_session.title(found)}", "",
-            f"Written by `lab.document()` at {when}, of what notebook 06 had shown until then. All "
-            "numbers are in [numbers.json](numbers.json); [papers.md](papers.md) asks what two "
+            f"Written by `lab.show_record()` at {when}, of what notebook 06 had shown until then. "
+            "All numbers are in [numbers.json](numbers.json); [papers.md](papers.md) asks what two "
             "papers say of them.", *on_cpu, *missing, "", "## Machine and versions", "",
             *table(["", ""], [("cores", found["cores"]),
                               ("memory", f"{found['memory'] / 2**30:.1f} GiB"),
@@ -173,7 +173,7 @@ PAPERS = {
         Question("Mixed-precision Adam keeps 16 bytes for each parameter. Which are they, and how "
                  "many of them does your own recipe keep?", "section 3.1",
                  _about("memory", name="parameter|gradient|optimizer|state|resident|step"),
-                 "the memory picture of *Accelerate, Qwen2, DeepSpeed*"),
+                 "the memory picture of *FSDP with Accelerate*"),
         Question("Stage 2 sends no more than plain data parallelism, and stage 3 sends 1.5 times "
                  "as much. Which collective replaces which, and where does the half come from?",
                  "section 7", _about("traffic", name="DDP|ZeRO|FSDP|HSDP|all.reduce"),
@@ -184,7 +184,7 @@ PAPERS = {
                  "`lab.show_scaling`"),
         Question("ZeRO-R: which memory is not a model state, and which part of it does ZeRO-DP "
                  "leave as it is?", "sections 3.2 and 6", _about("memory", name="activ|peak"),
-                 "the memory picture of *Accelerate, Qwen2, DeepSpeed*")],
+                 "the memory picture of *FSDP with Accelerate*")],
     "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel. Y. Zhao et al., VLDB 2023, "
     "arXiv 2304.11277": [
         Question("Hybrid sharding keeps more of the parameters on each rank. What does it save, "

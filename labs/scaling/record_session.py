@@ -27,8 +27,8 @@ _SENT = re.compile(r"link|sent|wire|traffic|all.?(reduce|gather|to.all)|reduce.s
 _EFFICIENCY = re.compile(r"efficien|MFU|HFU|speed-?up|utili[sz]ation", re.IGNORECASE)
 TOPICS = {"efficiency": "Efficiency", "throughput": "Throughput and seconds", "memory": "Memory",
           "traffic": "Traffic", "other": "Other numbers"}
-NEEDED = {"efficiency": "the pictures of *Efficiency* (exercises 6.3 and 6.4) show it",
-          "throughput": "the pictures of *Efficiency* and *Two hosts* show it",
+NEEDED = {"efficiency": "the pictures of *Scaling efficiency* and *Scaling overhead* show it",
+          "throughput": "the pictures of *Scaling efficiency* and *Training on two hosts* show it",
           "memory": "the pictures of HSDP and of Accelerate show it"}
 
 

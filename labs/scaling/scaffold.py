@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+from labs.checks.scripts.files import FileText
 from labs.checks.verdicts import Wrong, shows
 from labs.meters.own_speed import OwnSpeed, measure_own_speed
 from labs.predictions.step_time import StepParts, load_published_runs
@@ -60,9 +61,10 @@ def as_run(speed: OwnSpeed) -> ReportedRun:
                        speed.tokens_per_s)
 
 
-# ---- part 7: written down
+# ---- part 7: the record
 
 
-def cluster_file(name: str) -> str:
+@shows("A cluster's file")
+def show_cluster_file(name: str) -> FileText:
     """The text of a file of scripts/cluster, such as "train.sbatch"."""
-    return (ROOT / "scripts" / "cluster" / name).read_text(encoding="utf-8")
+    return FileText((ROOT / "scripts" / "cluster" / name).read_text(encoding="utf-8"))

@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from labs.checks import comparison
-from labs.checks.verdicts import shows
 from labs.meters import throughput
 from labs.meters.metrics import Metric
 from labs.training import models, presets
@@ -71,7 +70,6 @@ def rank_counts() -> tuple[list[int], int]:
     return ([*counts, 2 * own] if own < 8 or not devices.gpus() else counts), own
 
 
-@shows("Scaling")
 def measure_scaling(preset: Preset | None = None, rounds: int = ROUNDS) -> Scaling:
     """Trains the preset's GPT-2 with DDP and returns its throughput by number of ranks. preset: of
     one rank; its batch becomes one that every number of ranks divides."""

@@ -1,5 +1,5 @@
 """Starts the script finetune.py by `accelerate launch`, and in other ways, and reads what each job
-left."""
+wrote."""
 
 import json
 import signal
@@ -13,7 +13,7 @@ import torch
 import labs
 from labs.checks.scripts import forked
 from labs.checks.scripts.commands import SECONDS, CommandResult, run_command
-from labs.checks.scripts.files import missing_script, read_metrics, require_keys
+from labs.checks.scripts.files import FileText, missing_script, read_metrics, require_keys
 from labs.checks.verdicts import Verdict, Wrong, shows
 from labs.meters.evidence import RankStepRecord, read_ranks
 from labs.training import fine_tuning, strategies
@@ -29,7 +29,7 @@ _KEYS = {"ranks": list, "losses": list, "tokens_per_second": float}  # of the fi
 
 @dataclass(frozen=True)
 class StartedJob:
-    """What a job left. ranks: what each rank did. losses: step by step, as the script says;
+    """What a job wrote. ranks: the record of each rank. losses: step by step, as the script says;
     tokens_per_second too."""
 
     ranks: list[RankStepRecord]
@@ -42,11 +42,13 @@ class StartedJob:
 
 
 class Jobs(dict[str, StartedJob]):
-    """How a job was started -> what it left."""
+    """How a job was started -> what it wrote. Shows the records of the first one, and what the
+    library calls each."""
 
     def __repr__(self):
-        return "\n".join(f"{how}: {len(job.ranks)} × {job.ranks[0].library}"
-                         for how, job in self.items())
+        records = [f"{how}\n{job!r}" for how, job in list(self.items())[:1]]
+        return "\n".join([*records, *(f"{how}: {len(job.ranks)} × {job.ranks[0].library}"
+                                      for how, job in self.items())])
 
 
 class ScriptFailed(LaunchError):
@@ -57,11 +59,12 @@ class ScriptFailed(LaunchError):
         self.rank, self.output = rank, output
 
 
-def deepspeed_json(stage: int) -> str:
+@shows("DeepSpeed's configuration")
+def show_deepspeed_config(stage: int) -> FileText:
     """The configuration, as a JSON file has it, with which DeepSpeed trains the small Qwen2."""
     with torch.device("meta"):
         model = fine_tuning.qwen2()
-    return json.dumps(strategies.deepspeed_config(model, stage), indent=2)
+    return FileText(json.dumps(strategies.deepspeed_config(model, stage), indent=2))
 
 
 def accelerate(script: str, *arguments: object, config: str = "accelerate.yaml",
@@ -75,25 +78,24 @@ def accelerate(script: str, *arguments: object, config: str = "accelerate.yaml",
                             ranks, script, *arguments], environment=hidden)
 
 
-@shows("What the ranks did")
-def read_job(run: CommandResult, metrics: str | Path = "finetune.json") -> StartedJob:
-    """What this run of finetune.py left in its file of metrics. Raises Wrong where it failed or has
-    not written it."""
-    return _job(read_metrics(run, metrics, _KEYS))
-
-
-@shows("Started otherwise")
-def start_otherwise(script: str = "finetune.py", launched: StartedJob | None = None) -> Jobs:
+@shows("Jobs of finetune.py")
+def finetune_jobs(launched: CommandResult, script: str = "finetune.py",
+                  metrics: str | Path = "finetune.json") -> Jobs:
     """Starts the script as torchrun does, in one process and with other options. Returns how it was
-    started -> what it left; the first one is `launched`, what `accelerate launch` has left. Raises
-    ScriptFailed."""
+    started -> what it wrote; the first one is `launched`, the run of `accelerate launch`. Raises
+    Wrong where that has failed or has not written its metrics; ScriptFailed."""
+    before = {"accelerate launch": _job(read_metrics(launched, metrics, _KEYS))}
+    return Jobs(before | start_otherwise(script))
+
+
+def start_otherwise(script: str) -> dict[str, StartedJob]:
+    """How the script was started, as torchrun does -> what it wrote. Raises ScriptFailed."""
     if missing := missing_script(script):
         raise Wrong(missing, code="file_missing")
     with _enough_devices():
         labs.launch(_nothing, ranks=1, quiet=True)  # the first launch takes seconds
-        before = {"accelerate launch": launched} if launched else {}
-        return Jobs(before | {name: _forked(script, ranks, options)
-                              for name, (ranks, options) in _ways().items()})
+        return {name: _forked(script, ranks, options)
+                for name, (ranks, options) in _ways().items()}
 
 
 def _ways() -> dict[str, tuple[int, list[str]]]:

@@ -90,7 +90,7 @@ MISTAKES: list[Mistake] = [
             "interference is a share of the exposed seconds, not of the hidden ones", _BOTH),
     Mistake("share_stays_hidden_counted",
             lambda parts: right(parts) + (1 - 2 * parts.interference) * _all_hidden(parts),
-            "the share that stays hidden is counted, not the one that comes back",
+            "the fraction of the overlap that stays hidden is counted, not the one that is lost",
             "interference is the share that comes back."),
     Mistake("interference_share_beside", lambda parts: right(parts) + parts.interference * sum(
                 sent.beside - hidden(sent) for sent in parts.communication.values()),
@@ -207,7 +207,7 @@ def synthetic() -> dict[str, StepParts]:
     for number in range(3):
         sent = {f"collective {n}": Collectives(rng.uniform(0.1, 3), rng.uniform(0, 3))
                 for n in range(1, rng.randint(3, 5))}
-        cases[f"drawn at random, {number + 1}"] = StepParts(
+        cases[f"random step {number + 1}"] = StepParts(
             {name: rng.uniform(0.5, 5) for name in computing}, sent, rng.uniform(0.1, 0.9))
     return cases
 

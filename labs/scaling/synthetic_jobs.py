@@ -1,5 +1,4 @@
-"""Jobs that nobody ran: what ranks of other libraries send and hold, with the properties that
-deceive."""
+"""Synthetic jobs: what ranks of other libraries send and store, with properties that mislead."""
 
 import random
 from collections.abc import Iterator
@@ -67,7 +66,7 @@ def _job(rng, kind, variant, ranks, there=1.0) -> tuple[str, str, list[RankStepR
                           module, library) for rank in range(ranks)]
     frozen = f", {1 - share:.0%} of the parameters frozen" * (share < 1)
     missing = f", {1 - there:.0%} of the gradients missing" * (there < 1)
-    return (f"drawn at random: {ranks} rank{'s' * (ranks > 1)}{frozen}{missing}",
+    return (f"random: {ranks} rank{'s' * (ranks > 1)}{frozen}{missing}",
             kind if ranks > 1 else "one process", found)
 
 

@@ -99,10 +99,10 @@ SHARES: list[Mistake] = [
             "Halve it where run.sparse is True."),
     Mistake("one_gpu_peak",
             lambda run: _share(run, run.flops, tokens_per_s=run.tokens_per_s),
-            "the tokens of all GPUs are held against the peak of one", "Divide by run.gpus."),
+            "the tokens of all GPUs are divided by the peak of one", "Divide by run.gpus."),
     Mistake("one_gpu_peak",
             lambda run: _share(run, run.flops + run.recomputed, tokens_per_s=run.tokens_per_s),
-            "the tokens of all GPUs are held against the peak of one", "Divide by run.gpus."),
+            "the tokens of all GPUs are divided by the peak of one", "Divide by run.gpus."),
     Mistake("divided_gpus_twice", lambda run: run.mfu / run.gpus,
             "that is divided by the GPUs twice", "run.tokens_per_s is of all GPUs together."),
     Mistake("binary_tflop", lambda run: run.mfu * 1e12 / 2**40, "a TFLOP is taken as 2^40",
@@ -207,7 +207,7 @@ def check_utilization(utilization):
         judge_number(answer[2], printed_mfu(name), (), f"{name}: the MFU that is printed",
                      rel_tol=3e-3)
     return (f"the MFU that {len(PUBLISHED)} published runs print, and right for "
-            f"{len(given) - len(PUBLISHED)} runs drawn at random")
+            f"{len(given) - len(PUBLISHED)} random runs")
 
 
 def _right(run) -> tuple[float, ...]:

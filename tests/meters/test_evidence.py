@@ -34,6 +34,7 @@ def test_a_model_of_one_process_holds_a_whole_copy_of_all(tmp_path):
     assert rank == evidence.of_this_rank("none") and written["losses"] == [1.0]
     assert rank.held["parameters"] == rank.whole["parameters"]
     assert rank.held["gradients"] == rank.whole["gradients"]
+    assert rank.resident["gradients"] == 1 and rank.reduced == 0
     # and a count of steps for each of 8 tensors
     assert rank.held["optimizer_state"] == rank.whole["optimizer_state"] + 4 * 8
     assert "DeepMLP, none" in repr(rank) and "no collective" in repr(rank)
@@ -57,6 +58,6 @@ def test_each_rank_gets_the_evidence_of_all():
     assert first == second and len(first) == 2
     for rank in first:
         assert [call.kind for call in rank.calls] == ["all_reduce"]
-        assert rank.calls[0].bytes == rank.whole["gradients"]
+        assert rank.calls[0].bytes == rank.whole["gradients"] and rank.reduced == 1
         assert all(rank.held[part] >= rank.whole[part] for part in PARTS)
         assert rank.held["parameters"] == pytest.approx(rank.whole["parameters"])

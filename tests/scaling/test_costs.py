@@ -9,8 +9,7 @@ from answers import assert_rejected, assert_waits
 
 import labs.scaling as lab
 
-right = definitions("06_scaling")
-costs, judge_claim, spot_costs = right.costs, right.judge_claim, right.spot_costs
+costs = definitions("06_scaling").costs
 
 
 def cheaper(factor):

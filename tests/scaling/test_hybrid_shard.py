@@ -25,7 +25,7 @@ def host_mesh(hosts):
 
 
 def shard_all(model, mesh, **options):
-    for block in lab.blocks(model):
+    for block in model.layers:
         fully_shard(block, mesh=mesh, **options)
     fully_shard(model, mesh=mesh, **options)
 
@@ -46,7 +46,7 @@ class Hybrid:
         shard_all(model, mesh)
 
     def root_without_mesh(model, hosts):
-        for block in lab.blocks(model):
+        for block in model.layers:
             fully_shard(block, mesh=host_mesh(hosts))
         fully_shard(model)
 
@@ -67,16 +67,16 @@ class Hybrid:
         fully_shard(model, mesh=host_mesh(hosts))
 
     def blocks_only(model, hosts):
-        for block in lab.blocks(model):
+        for block in model.layers:
             fully_shard(block, mesh=host_mesh(hosts))
 
     def one_block_only(model, hosts):
-        fully_shard(lab.blocks(model)[0], mesh=host_mesh(hosts))
+        fully_shard(model.layers[0], mesh=host_mesh(hosts))
         fully_shard(model, mesh=host_mesh(hosts))
 
     def layers_not_blocks(model, hosts):
         mesh = host_mesh(hosts)
-        for block in lab.blocks(model):
+        for block in model.layers:
             for layer in block:
                 fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
@@ -84,7 +84,7 @@ class Hybrid:
     def half_of_each_block(model, hosts):
         """The other half is the root's, which keeps it until backward."""
         mesh = host_mesh(hosts)
-        for block in lab.blocks(model):
+        for block in model.layers:
             fully_shard(block[0], mesh=mesh)
         fully_shard(model, mesh=mesh)
 
@@ -122,7 +122,7 @@ WRONG = [
     (Hybrid.blocks_only, "not_sharded"),
     (Hybrid.one_block_only, "wrong_units"),
     (Hybrid.layers_not_blocks, "wrong_units"),
-    (Hybrid.half_of_each_block, "wrong_units block"),
+    (Hybrid.half_of_each_block, "wrong_units"),
     (Hybrid.not_resharded, "gathered_too_often"),
     (Hybrid.scaled_twice, "differs_from_reference"),
     (Hybrid.summed_by_hand, "not_reduced_between_hosts|differs_from_reference"),

@@ -16,7 +16,7 @@ import torch
 import labs.scaling as lab
 from labs.meters.traffic import CollectiveCall
 from labs.predictions.communication import host_links, strategy_choice
-from labs.predictions.communication.host_links import LinkTime, Topology
+from labs.predictions.communication.host_links import Topology
 from labs.predictions.communication.strategy_choice import Links
 from labs.scaling import (
     link_collectives,
@@ -99,7 +99,7 @@ def test_a_function_runs_on_the_ranks_of_two_hosts(needs_hosts):
 @pytest.mark.slow
 def test_a_script_runs_on_two_hosts(needs_hosts, tmp_path):
     (tmp_path / "train.py").write_text(STUB)
-    done = lab.run_on_two_hosts(str(tmp_path / "train.py"))
+    done = lab.show_two_hosts(str(tmp_path / "train.py"))
     assert done.exit_codes == [0, 0] and min(done.sent) > 1000 and not done.note
     assert done.command == "torchrun --nnodes 2 --nproc-per-node 2 train.py"
     assert [sorted(text.splitlines()) for text in done.output] == [
@@ -118,13 +118,13 @@ def test_a_bandwidth_is_set_on_a_host_only(monkeypatch):
 
 
 def test_without_hosts_the_recorded_runs_are_shown(no_hosts, capsys):
-    measured, hierarchical = lab.measure_all_reduces(), lab.measure_hierarchical(lambda *_: None)
-    training = lab.measure_training(lambda *_: None)
+    measured = link_measurements.measure_all_reduces()
+    hierarchical = link_measurements.measure_hierarchical(lambda *_: None)
+    training = link_measurements.measure_training(lambda *_: None)
     for run in (measured, hierarchical, training):
         assert run.note in repr(run) and " ".join(run.note.split()).endswith(REFUSAL)
         assert run.note.startswith("Recorded, not measured here: 20")
-    fitted = lab.fit_all_reduces(measured)
-    picture = lab.show_fit(measured, fitted, link_seconds)
+    picture = lab.show_fit(link_seconds)  # what was measured last
     assert measured.note in str(picture)
     # The recorded run is the one that the text of the notebook speaks of: the α and β of 50 Mbit/s
     # predict other sizes and other links.
@@ -132,16 +132,17 @@ def test_without_hosts_the_recorded_runs_are_shown(no_hosts, capsys):
     assert len(tried) == len(link_collectives.TRIED)
     for metric in tried:
         assert metric.value == pytest.approx(metric.predicted, rel=0.1)
-    for show, run in ((lab.show_link_bytes, measured), (lab.show_hierarchical, hierarchical),
-                      (lab.show_training, training)):
-        assert run.note in str(show(run))
+    assert measured.note in str(lab.show_link_bytes())
+    for show, run in ((lab.show_hierarchical, hierarchical), (lab.show_training, training)):
+        assert run.note in str(show(lambda *_: None, run)) == str(show(lambda *_: None))
 
 
 def test_the_recorded_bytes_are_those_that_the_text_names(no_hosts):
-    measured, training = lab.measure_all_reduces(), lab.measure_training(lambda *_: None)
+    measured = link_measurements.measure_all_reduces()
+    training = link_measurements.measure_training(lambda *_: None)
     for what, times in (("all-reduce", 1.5), ("all-gather", 0.75), ("reduce-scatter", 1.5)):
         assert measured.sent(what) == pytest.approx(times * link_collectives.COUNTED_SIZE, rel=0.02)
-    hierarchical = lab.measure_hierarchical(lambda *_: None)
+    hierarchical = link_measurements.measure_hierarchical(lambda *_: None)
     for what, times in (("flat", 1.5), ("hierarchical", 1.0)):
         assert hierarchical.sent(what) == pytest.approx(times * link_collectives.COUNTED_SIZE,
                                                         rel=0.02)
@@ -177,7 +178,7 @@ def test_an_interrupted_measurement_names_no_command_of_ours(monkeypatch):
 def test_without_hosts_the_recorded_job_is_shown(no_hosts, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(STUB)
-    shown = repr(lab.run_on_two_hosts(str(script)))
+    shown = repr(lab.show_two_hosts(str(script)))
     assert "host 0 │ rank 0 │ " in shown and "host 1: exit code 0, " in shown
     assert REFUSAL in " ".join(shown.split())
 
@@ -192,12 +193,12 @@ def test_a_script_that_is_not_written_yet_starts_no_hosts(tmp_path, monkeypatch,
         (tmp_path / name).touch()
     if text:
         (tmp_path / "train.py").write_text(text)
-    verdict = lab.run_on_two_hosts("train.py")
+    verdict = lab.show_two_hosts("train.py")
     assert not verdict.passed and said in str(verdict)
 
 
 @pytest.mark.parametrize(("start", "exercise"), [
-    (lab.measure_hierarchical, "6.6"), (lab.measure_training, "6.7")])
+    (lab.show_hierarchical, "6.6"), (lab.show_training, "6.7"), (lab.show_fit, "6.5")])
 def test_an_exercise_that_waits_starts_no_hosts(monkeypatch, start, exercise):
     def unfilled(*_):
         raise NotImplementedError(f"Exercise {exercise}")
@@ -224,17 +225,16 @@ def test_a_time_is_that_of_the_fastest_round():
 
 
 def test_the_lines_of_other_bandwidths_come_from_the_same_fit():
-    fitted = LinkTime(0.01, 6e6)
     timed = [Timed("all-reduce", bandwidth, size, [link_seconds(
         size, 2, 2, 0.01, 6e6 * collectives_rate(bandwidth))[1]])
         for bandwidth, size in (*link_collectives.FITTED, *link_collectives.TRIED)]
     run = LinkRun(link_runs.TOPOLOGY, timed, [])
-    found = lab.fit_all_reduces(run)
+    found = link_measurements.fit_all_reduces(run)
     assert (found.alpha, found.beta) == pytest.approx((0.01, 6e6))
-    picture = lab.show_fit(run, fitted, link_seconds)
+    picture = lab.show_fit(link_seconds, run)
     assert "largest error where nothing was fitted: 0.0%" in str(picture)
     assert "returned nothing (None), not 2 numbers\n  Hint: Return bytes, seconds" in str(
-        lab.show_fit(run, fitted, lambda *_: None))
+        lab.show_fit(lambda *_: None, run))
 
 
 def collectives_rate(bandwidth):
@@ -268,7 +268,7 @@ def test_the_choice_that_the_text_speaks_of():
 
 def test_both_all_reduces_by_formula_on_gpus():
     """Said in the notebook: step by step loses to the ring where each GPU has a card."""
-    rows = lab.show_on_gpus(link_seconds).rows
+    rows = lab.show_on_gpus().rows
     assert [row[1:] for row in rows[:3]] == [
         ("flat ring", "26.2", "26.2", "66"), ("hierarchical, step by step", "14.0", "24.5", "89"),
         ("hierarchical, in pieces", "14.0", "24.5", "54")]

@@ -10,13 +10,14 @@ from answers import asked_for, assert_rejected, judge_in_one_launch
 from torch.nn import functional as F
 
 import labs.scaling as lab
+from labs.scaling.ragged import count_answers
 
 pytestmark = pytest.mark.usefixtures("warm_launcher")
 right = definitions("06_scaling")
 
 
 def tokens_of(micro_batches, reduce=True):
-    tokens = sum(lab.count_answers(batch) for batch in micro_batches)
+    tokens = sum(count_answers(batch) for batch in micro_batches)
     if reduce:
         dist.all_reduce(tokens)
     return tokens
@@ -37,7 +38,7 @@ def step(module, micro_batches, scale, loss_of=lab.loss_sum, report=None):
 
 class Wrong:
     def means_of_means(module, parts):
-        return step(module, parts, lambda b: 1 / lab.count_answers(b).clamp(min=1) / len(parts))
+        return step(module, parts, lambda b: 1 / count_answers(b).clamp(min=1) / len(parts))
 
     def the_models_own_loss(module, parts):
         return step(module, parts, lambda b: 1 / len(parts), lambda m, b: m(**b).loss)
@@ -171,7 +172,7 @@ def test_right_step(verdicts, name):
 
 def skips_empty_parts(module, parts):
     tokens = tokens_of(parts)
-    return step(module, [batch for batch in parts if lab.count_answers(batch)],
+    return step(module, [batch for batch in parts if count_answers(batch)],
                 lambda b: dist.get_world_size() / tokens)
 
 
@@ -182,7 +183,7 @@ def test_a_rank_that_leaves_out_an_empty_part_is_named():
 
 def test_an_int_is_no_tensor():
     def reduces_an_int(module, parts):
-        dist.all_reduce(sum(lab.count_answers(batch).item() for batch in parts))
+        dist.all_reduce(sum(count_answers(batch).item() for batch in parts))
 
     verdict = lab.check_ragged_step(reduces_an_int)
     assert verdict.passed is False and "got <class 'int'>" in verdict.sentence, verdict

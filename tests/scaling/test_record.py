@@ -20,7 +20,7 @@ from labs.pictures.tables import Table
 from labs.scaling import record_document, record_page, record_session
 from labs.scaling.record_document import document, show_record
 from labs.scaling.record_session import Row, Session
-from labs.scaling.scaffold import cluster_file
+from labs.scaling.scaffold import show_cluster_file
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -105,7 +105,7 @@ def test_the_last_result_of_each_function_is_kept_and_not_more_than_some(session
 # ---- what is written
 
 
-def test_a_record_has_all_that_was_shown(shown, tmp_path, capsys):
+def test_a_record_has_all_that_was_shown(shown, tmp_path):
     record = document(tmp_path / "out")
     page, data = written(record)
     found = record_session.facts(ROOT)
@@ -126,7 +126,7 @@ def test_a_record_has_all_that_was_shown(shown, tmp_path, capsys):
     topics = {number["name"]: (number["topic"], number["value"]) for number in data["numbers"]}
     assert topics["odd: tokens"] == ("throughput", None)
     assert data["machine"]["versions"]["torch"] and data["guesses"][0]["guess"] == 80
-    assert capsys.readouterr().out.endswith("4 numbers, 1 picture, 1 trace, 2 verdicts\n")
+    assert repr(record).endswith("4 numbers, 1 picture, 1 trace, 2 verdicts")
 
 
 @pytest.mark.parametrize(("name", "unit", "topic"), [
@@ -193,7 +193,8 @@ def test_it_lies_beside_the_notebook_or_in_the_workbook(session, tmp_path, monke
 def test_a_folder_that_cannot_be_written_to_gets_one_sentence(session, capsys):
     record = document("/proc/record")  # for root too
     assert record.folder is None and record.readme is None
-    assert "/proc/record cannot be written to" in repr(record) and "lab.document(" in repr(record)
+    assert "/proc/record cannot be written to" in repr(record)
+    assert "lab.show_record(" in repr(record)
     assert "Nothing was written" in record._repr_html_()
 
 
@@ -240,7 +241,7 @@ def test_in_plain_python_without_jupyter(tmp_path):
         import sys
         sys.modules |= dict.fromkeys(["IPython", "ipywidgets", "jupyterlab"])
         from labs import scaling as lab
-        lab.document()"""
+        lab.show_record()"""
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=tmp_path, text=True,
                           capture_output=True, timeout=120,
                           env={**os.environ, "PYTHONPATH": str(ROOT)})
@@ -264,15 +265,17 @@ def test_a_verdict_in_place_of_a_picture_is_a_verdict(session, tmp_path):
 
 
 def test_a_record_is_read_back(shown, tmp_path):
-    table = show_record(document(tmp_path))
+    record = show_record(tmp_path)
+    table = record.table
+    assert table.title in repr(record) and table.title in record._repr_html_()
     assert ("Efficiency", "weak scaling, 2 ranks: efficiency", "-20.0%", 1, 1) in table.rows
     assert ("Memory", "–", "", 1, 0) in table.rows and "torch" in table.title
 
 
 def test_a_record_that_was_not_written_is_not_read(session):
-    found = show_record(document("/proc/record"))
+    found = show_record("/proc/record")
     assert found.passed is None and "cannot be written to" in str(found)
 
 
 def test_the_notebooks_section_shows_slurms_file():
-    assert "#SBATCH --nodes=2" in cluster_file("train.sbatch")
+    assert "#SBATCH --nodes=2" in repr(show_cluster_file("train.sbatch"))

@@ -8,8 +8,7 @@ from answers import assert_rejected, assert_waits
 import labs.scaling as lab
 from labs.predictions.cost.spot import break_even_rate, expected_hours
 
-right = definitions("06_scaling")
-costs, judge_claim, spot_costs = right.costs, right.judge_claim, right.spot_costs
+spot_costs = definitions("06_scaling").spot_costs
 
 
 def spot_with(lost, even=None):
@@ -113,7 +112,7 @@ class RightSpot:
                 break_even_rate(on_demand / spot, interval, restart))
 
     def by_logarithm(hours, on_demand, spot, rate, interval, restart):
-        """Each lost hour is billed anew with what it loses itself: hours · e^(rate·lost)."""
+        """Each lost hour is billed again with what it loses itself: hours · e^(rate·lost)."""
         lost = interval / 2 + restart
         return np.array([spot * hours * np.exp(rate * lost), np.log(on_demand / spot) / lost])
 

@@ -10,9 +10,9 @@ import pytest
 import labs.scaling as lab
 from labs.checks.scripts.commands import CommandResult
 from labs.checks.verdicts import Verdict
+from labs.scaling import identify_strategy as recorded_jobs
 from labs.scaling import started_jobs, synthetic_jobs
-from labs.scaling import what_ran as recorded_jobs
-from labs.scaling.what_ran import evidence_of
+from labs.scaling.identify_strategy import copies_of
 from labs.training import fine_tuning, hf_configs
 
 STAGES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")
@@ -28,13 +28,11 @@ fsdp_config:
 """
 
 
-def what_ran(ranks):
+def identify_strategy(ranks):
     """The solution of exercise 6.11."""
-    found = evidence_of(ranks)
-    if len(ranks) == 1 or found["reduced"] < 0.5:
-        return ("one process" if len(ranks) == 1 else "separate"), found
-    copies = [number for key, number in found.items() if key != "reduced"]
-    return STAGES[sum(number < (1 + len(ranks)) / 2 for number in copies)], found
+    if len(ranks) == 1 or ranks[0].reduced < 0.5:
+        return "one process" if len(ranks) == 1 else "separate"
+    return STAGES[sum(number < (1 + len(ranks)) / 2 for number in copies_of(ranks).values())]
 
 
 def unfilled(*_):
@@ -59,13 +57,14 @@ def test_what_the_fsdp_script_really_is_on_a_cpu(here):
     started_jobs.labs.launch(started_jobs._nothing, ranks=1, quiet=True, device="cpu")
     found = {options: started("finetune.py", *options)
              for options in ((), ("--cpu",), ("--cpu", "--shard"))}
-    assert [what_ran(job.ranks)[0] for job in found.values()] == ["separate", "DDP", "ZeRO-3"]
+    assert [identify_strategy(job.ranks) for job in found.values()] == ["separate", "DDP", "ZeRO-3"]
     assert {job.ranks[0].library for job in found.values()} == {
         "DistributedType.NO", "DistributedType.MULTI_CPU"}
     # the same numbers, whether or not they are sharded; alone a rank takes twice as many steps
     assert found["--cpu",].losses == pytest.approx(found["--cpu", "--shard"].losses, abs=1e-3)
     assert [len(job.losses) for job in found.values()] == [4, 2, 2]
-    table = lab.show_jobs({" ".join(options): job for options, job in found.items()}, what_ran)
+    table = lab.show_jobs({" ".join(options): job for options, job in found.items()},
+                          identify_strategy)
     assert table.rows[2] == ("--cpu --shard", "MULTI_CPU", "ZeRO-3", "2", "1", "1", "1", "1")
     assert [row[2] for row in table.rows] == ["separate", "DDP", "ZeRO-3"]
     assert lab.show_jobs({"": found[()]}, unfilled).passed is None
@@ -80,9 +79,9 @@ def test_a_job_on_the_cpu_of_a_node_with_gpus_trains_the_small_model(monkeypatch
 def test_a_file_of_another_script_is_said(here):
     run = CommandResult(("accelerate", "launch"), 0, 1.0, "", time.time())
     (here / "finetune.json").write_text('{"ranks": 2, "steps": []}')
-    verdict = lab.read_job(run)
+    verdict = lab.finetune_jobs(run)
     assert verdict.passed is False and "finetune.json has no list \"ranks\"" in str(verdict)
-    assert lab.start_otherwise("finetune.py", verdict) is verdict
+    assert lab.finetune_jobs(verdict) is verdict
 
 
 @pytest.mark.slow
@@ -114,7 +113,9 @@ def test_a_script_that_fails_otherwise_started_is_said_in_a_sentence(here, monke
     monkeypatch.setattr(started_jobs.forked, "GRACE", 0.5)
     (here / "script.py").write_text(text)
     monkeypatch.setattr(started_jobs, "_ways", lambda: {"--cpu": (2, ["--cpu"])})
-    verdict = lab.start_otherwise("script.py")
+    run = CommandResult(("accelerate", "launch"), 0, 1.0, "", time.time())
+    (here / "finetune.json").write_text('{"ranks": [], "losses": [], "tokens_per_second": 1.0}')
+    verdict = lab.finetune_jobs(run, "script.py")
     assert verdict.passed is False and said in str(verdict)
     if "'out'" in text:
         # The rank that failed first is shown; the job ends the other one, maybe before it prints.
@@ -122,7 +123,7 @@ def test_a_script_that_fails_otherwise_started_is_said_in_a_sentence(here, monke
 
 
 def test_the_configuration_of_deepspeed_is_json():
-    found = json.loads(lab.deepspeed_json(3))
+    found = json.loads(lab.show_deepspeed_config(3))
     assert found["zero_optimization"]["stage"] == 3
 
 
@@ -131,7 +132,7 @@ def test_names_of_classes_and_libraries_say_nothing_in_synthetic_jobs():
     for seed in range(20):
         for _, kind, ranks in synthetic_jobs.jobs(seed):
             names.setdefault(ranks[0].module, set()).add(kind)
-            assert what_ran(ranks)[0] == kind
+            assert identify_strategy(ranks) == kind
     assert all(len(kinds) == len(started_jobs.KINDS) for kinds in names.values())
 
 

@@ -10,7 +10,6 @@ import labs.scaling as lab
 from labs.checks.verdicts import Verdict
 from labs.scaling import link_recordings, lost_time_traces, synthetic_jobs
 from labs.scaling.lost_time_runs import RunsOnRanks
-from labs.scaling.scaling_runs import Scaling, small_preset
 from labs.scaling.started_jobs import StartedJob
 
 ANSWERS = {"nothing": None, "an empty dictionary": {}, "a number": 3, "a text": "a",
@@ -32,14 +31,11 @@ def shown(answer):
     links = link_recordings.link_run(runs["all-reduces"])
     run, alone = lost_time_traces.cases()["one all-reduce"]
     own = lab.reported_run("mosaic-096")
-    measured = Scaling(small_preset(), {1: 100, 2: 150}, {1: 100, 2: 110}, 1)
     runs_on_ranks = RunsOnRanks({"one": run}, alone, None)
     jobs = {"--cpu": StartedJob(job(2), [1.0], 1.0)}
     return {
-        "show_scaling": lambda: lab.show_scaling(measured, answer),
         "show_lost_time": lambda: lab.show_lost_time(runs_on_ranks, answer),
-        "show_fit": lambda: lab.show_fit(links, lab.fit_all_reduces(links), answer),
-        "show_on_gpus": lambda: lab.show_on_gpus(answer),
+        "show_fit": lambda: lab.show_fit(answer, links),
         "show_choice": lambda: lab.show_choice(answer),
         "show_utilization": lambda: lab.show_utilization(answer, own),
         "show_step_times": lambda: lab.show_step_times(answer),
@@ -47,13 +43,12 @@ def shown(answer):
         "show_jobs": lambda: lab.show_jobs(jobs, answer),
         "show_costs": lambda: lab.show_costs(answer, own, 0.05),
         "show_budget": lambda: lab.show_budget(answer),
-        "show_claim": lambda: lab.show_claim(answer),
         "show_spot": lambda: lab.show_spot(answer)}
 
 
 # A number, or no strategy, may be an answer; a picture of it is drawn.
-DRAWN = {("show_scaling", "a number"), ("show_choice", "nothing"), ("show_step_times", "a number"),
-         ("show_step_errors", "a number"), ("show_claim", "three numbers")}
+DRAWN = {("show_choice", "nothing"), ("show_step_times", "a number"),
+         ("show_step_errors", "a number")}
 
 
 @pytest.mark.parametrize("returned", ANSWERS)

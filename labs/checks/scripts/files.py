@@ -18,6 +18,13 @@ _AGAIN = "Run the cell that starts the script again, then this one."
 EARLIER = 0.1  # seconds that a file may seem older than it is: clocks of files are coarse
 
 
+class FileText(str):
+    """The text of a file, which a notebook's cell shows line by line, not as a quoted string."""
+
+    def __repr__(self):
+        return str(self)
+
+
 def worked_script(name: str) -> str:
     """The text of a worked script, such as "train.py"."""
     return _MARKER.sub("", (SCRIPTS / name).read_text(encoding="utf-8"))

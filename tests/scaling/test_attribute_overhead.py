@@ -117,13 +117,13 @@ def first_label(run, rank):
 
 
 def divide(parts_of_step=lost_time.parts_of_step, choose=None, finish=lambda value: value):
-    def divide_lost_time(run, alone):
+    def attribute_overhead(run, alone):
         parts = [parts_of_step(run, rank) for rank in range(len(run))]
         found = (choose or waits_most)(parts)
         single = parts_of_step(alone, 0)
         return {part: finish(found[part] - single[part]) for part in single}
 
-    return divide_lost_time
+    return attribute_overhead
 
 
 def waits_most(parts):
@@ -136,12 +136,12 @@ def by_part(which):
 
 def divide_by_rank(choose):
     """Of the rank that choose(run) says."""
-    def divide_lost_time(run, alone):
+    def attribute_overhead(run, alone):
         of_run, of_alone = (lost_time.parts_of_step(each, number) for each, number in
                             ((run, choose(run)), (alone, 0)))
         return {part: of_run[part] - of_alone[part] for part in of_alone}
 
-    return divide_lost_time
+    return attribute_overhead
 
 
 def waits_of(run, rank):
@@ -267,7 +267,7 @@ WRONG_DIVISION = {
 @pytest.mark.parametrize("name", WRONG_DIVISION)
 def test_a_wrong_division_is_rejected_in_words(name):
     *answer, words = WRONG_DIVISION[name]
-    assert_rejected(lab.check_divide_lost_time(*answer), words)
+    assert_rejected(lab.check_attribute_overhead(*answer), words)
 
 
 # right, and written in another way
@@ -330,12 +330,12 @@ def sorted_by_waiting(run, alone):
 
 
 @pytest.mark.parametrize("answer", [
-    (right.parts_of_step, right.divide_lost_time),
+    (right.parts_of_step, right.attribute_overhead),
     (lost_time.parts_of_step, lost_time.lost_seconds), (on_a_line, divide(on_a_line)),
     (layer_by_layer, sorted_by_waiting), (parts_with(), divide(parts_with()))],
     ids=["as worked", "the lab's", "on a line", "layer by layer", "with its parts"])
 def test_a_right_division_passes(answer):
-    verdict = lab.check_divide_lost_time(*answer)
+    verdict = lab.check_attribute_overhead(*answer)
     assert verdict.passed is True, str(verdict)
 
 
@@ -346,5 +346,5 @@ def test_unfilled_exercises_wait():
     def second(run, alone):
         raise NotImplementedError("Exercise 6.4")
 
-    assert lab.check_divide_lost_time(four, second).passed is None
-    assert lab.check_divide_lost_time(lost_time.parts_of_step, second).passed is None
+    assert lab.check_attribute_overhead(four, second).passed is None
+    assert lab.check_attribute_overhead(lost_time.parts_of_step, second).passed is None

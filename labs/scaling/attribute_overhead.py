@@ -1,4 +1,4 @@
-"""Exercise 6.4: where the time of a step goes, and what it loses against one rank alone."""
+"""Exercise 6.4: the parts of a step, and its overhead against one rank alone."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -25,35 +25,36 @@ _HINTS = {
     "zip() argument": "Every rank has the same collectives: zip the traces' collectives.",
     "must be real number, not": "Both functions return a dictionary of numbers."}
 _RULE = {
-    "communication": "In flight after the last rank has begun, and nothing computes or loads.",
-    "waiting": "In flight before the last rank has begun, and nothing computes, loads or "
-               "communicates.",
-    "data loading": "Inside the data loader's labels, where the rank does not compute.",
+    "communication": "Inside a collective that all ranks have entered, while nothing computes "
+                     "or loads.",
+    "waiting": "Inside a collective that some rank has not entered yet, while nothing computes, "
+               "loads or communicates.",
+    "data loading": "Inside the data loader's spans, where the rank does not compute.",
     "computing": "What is left of the step when the other three are subtracted."}
 Run = Sequence[Trace]
 
 
 @check("6.4", device=None, hints=_HINTS)
-def check_divide_lost_time(parts_of_step: Callable, divide_lost_time: Callable):
-    """parts_of_step(run, rank): part -> seconds of a rank's step. divide_lost_time(run, alone):
+def check_attribute_overhead(parts_of_step: Callable, attribute_overhead: Callable):
+    """parts_of_step(run, rank): part -> seconds of a rank's step. attribute_overhead(run, alone):
     part -> seconds that a step loses against one rank alone."""
     require_signature(parts_of_step, ("run", "rank"))
-    require_signature(divide_lost_time, ("run", "alone"))
+    require_signature(attribute_overhead, ("run", "alone"))
     cases = lost_time_traces.cases()
     for name, (run, alone) in cases.items():
         for rank in range(len(run)):
             _judge_parts(parts_of_step, run, rank, f"trace {name!r}, rank {rank}")
         _judge_parts(parts_of_step, alone, 0, f"trace {name!r}, the rank alone")
     for name, (run, alone) in cases.items():
-        _judge_lost(divide_lost_time, run, alone, f"run {name!r}")
+        _judge_lost(attribute_overhead, run, alone, f"run {name!r}")
         # Invariant: no rank is special; the last one may as well be the first.
         backwards = [replace(trace, rank=number) for number, trace in enumerate(reversed(run))]
-        _judge_lost(divide_lost_time, backwards, alone, f"run {name!r}, ranks reversed")
+        _judge_lost(attribute_overhead, backwards, alone, f"run {name!r}, ranks reversed")
     recorded = recorded_runs(devices.gpus())
     for name, run in recorded.items():
         for rank in range(len(run)):
             _judge_parts(parts_of_step, run, rank, f"recorded run {name!r}, rank {rank}", 1e-6)
-        _judge_lost(divide_lost_time, run, recorded.alone, f"recorded run {name!r}", 1e-6)
+        _judge_lost(attribute_overhead, run, recorded.alone, f"recorded run {name!r}", 1e-6)
     return (f"the parts add up on {len(cases)} synthetic runs of 2, 3 and 4 ranks and on "
             f"{len(recorded)} recorded just now")
 
@@ -76,9 +77,9 @@ def _judge_parts(parts_of_step, run, rank, what, abs_tol=1e-9) -> None:
                      f"{what}: {part}", "s", _RULE[part], rel_tol=1e-6, abs_tol=abs_tol)
 
 
-def _judge_lost(divide_lost_time, run, alone, what, abs_tol=1e-9) -> None:
-    got = require_named(divide_lost_time(list(run), list(alone)), PARTS,
-                        f"{what}: divide_lost_time")
+def _judge_lost(attribute_overhead, run, alone, what, abs_tol=1e-9) -> None:
+    got = require_named(attribute_overhead(list(run), list(alone)), PARTS,
+                        f"{what}: attribute_overhead")
     want = lost_seconds(run, alone)
     # Invariant: together the parts are what a step takes longer, a gain included.
     judge_number(sum(got.values()), sum(want.values()), _causes_of_sum(run, alone),
