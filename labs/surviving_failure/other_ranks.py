@@ -34,11 +34,12 @@ _HINTS = {
     "frozen": "Every rank keeps these whole, outside of the shards: job.tensors() has them.",
     "buffers": "Every rank keeps these whole, outside of the shards: job.tensors() has them.",
     "the optimizer's step": "AdamW corrects the moments by it: it is the same on all ranks.",
-    "learning rate": "lab.set_place(job, place) puts it into the optimizer's groups.",
+    "learning rate": "job.load_progress_state(...) puts it into the optimizer's groups.",
 }
-_PLACE_HINT = "lab.place_of(job) and lab.set_place(job, place)"
-_SHARD_HINTS = {"parameters": "A new shard is cut from all old ones, joined and without padding.",
-                "exp_avg": "The moments are cut as the parameters are."}
+_PROGRESS_HINT = "job.progress_state() and job.load_progress_state(...)"
+_SHARD_HINTS = {"parameters": "A new shard is a slice of the old shards, concatenated and without "
+                              "padding.",
+                "exp_avg": "The moments are sharded as the parameters are."}
 _DCP_HINT = ("get_state_dict makes room for parameters, and for moments if there are no gradients; "
              "dcp.load fills it; set_state_dict puts it in place, on every rank.")
 _WHOLE_HINT = {ZERO3: "Each rank writes its own shards.",
@@ -243,7 +244,7 @@ def _judge_common(found, want, where):
     for part, value in want.items():
         if found[part] != value:
             raise Wrong(f"{where}, rank {dist.get_rank()}: {part} is {found[part]} instead of "
-                        f"{value}", _HINTS.get(part, _PLACE_HINT), code="settings_not_restored")
+                        f"{value}", _HINTS.get(part, _PROGRESS_HINT), code="settings_not_restored")
 
 
 def _judge_losses(losses, want, where) -> list[float]:

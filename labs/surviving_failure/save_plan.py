@@ -23,6 +23,7 @@ from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.pictures.tables import Table
 from labs.predictions.failures.intervals import asynchronous_goodput, daly, expected_goodput, young
+from labs.predictions.failures.reports import RATES
 from labs.surviving_failure.intervals import RUN_COLOURS
 
 NAMES = ("interval", "goodput")
@@ -198,6 +199,14 @@ def show_checkpoint_sizes(bandwidths: tuple[float, ...] = (2e9, 100e9, 2e12)) ->
     head = ("model", "checkpoint", *(f"at {bandwidth / 1e9:,.0f} GB/s" for bandwidth in bandwidths))
     return Table("Parameters in bf16, fp32 copy and Adam's moments", head, rows,
                  note="2 GB/s is one fast SSD, 2 TB/s the storage of Llama 3's cluster.")
+
+
+def show_failure_rates() -> Table:
+    """How often reported jobs failed, and how often one of their GPUs would, if the MTBF of a job
+    is that of a GPU divided by their number."""
+    rows = [(rate.name, f"{rate.gpus:,}", f"{rate.mtbf_hours:.1f} h",
+             f"{rate.mtbf_hours * rate.gpus:,.0f} h") for rate in RATES]
+    return Table("Mean time between failures", ("job", "GPUs", "of the job", "of one GPU"), rows)
 
 
 def _seconds(seconds) -> str:
