@@ -262,7 +262,7 @@ lab.show_other_ranks(save_shards, load_shards, zero3)
 # assumes that the optimizer has already made steps. Then it allocates no moments for DCP to fill:
 
 # %%
-lab.show_left_gradient(save_dcp, load_dcp)
+lab.show_stale_gradient(save_dcp, load_dcp)
 
 # %% [markdown]
 # Nothing is raised: the moments are lost, and the first loss is equal all the same. So call `zero_grad()`
@@ -302,7 +302,7 @@ print(f"probability of at least one: {1 - (1 - share) ** 419:.0%}")
 
 # %%
 # Exercise 8.3: `path` has the old content or the new one, never a part of it
-def write_whole(path, data):
+def atomic_write(path, data):
     ### BEGIN SOLUTION
     temporary = f"{path}.part"
     try:
@@ -320,7 +320,7 @@ def write_whole(path, data):
     ### END SOLUTION
 
 # %%
-lab.check_write_whole(write_whole)
+lab.check_atomic_write(atomic_write)
 
 # %% [markdown]
 # A kill is not the only danger. A disk returns wrong bits, a file is truncated, another one is missing. Here
@@ -357,11 +357,11 @@ def save_checkpoint(folder, step, state, group):
     path, rank = Path(folder, f"step_{step}"), dist.get_rank(group)
     path.mkdir(parents=True, exist_ok=True)
     data = lab.to_bytes(state)
-    write_whole(path / f"rank_{rank}.pt", data)
+    atomic_write(path / f"rank_{rank}.pt", data)
     digests = [None] * dist.get_world_size(group)
     dist.all_gather_object(digests, hashlib.sha256(data).hexdigest(), group=group)
     if rank == 0:
-        write_whole(path / "manifest.json", json.dumps(digests).encode())
+        atomic_write(path / "manifest.json", json.dumps(digests).encode())
     dist.barrier(group)
     ### END SOLUTION
 
@@ -535,7 +535,7 @@ my_guess = 10
 labs.guess("8.5", "percent of the stall that asynchronous saving leaves", my_guess)
 
 # %%
-lab.show_stalls(AsyncSaver, write_whole)
+lab.show_stalls(AsyncSaver, atomic_write)
 
 # %% [markdown]
 # **Notice:** a synchronous save stalls the job until the disk has finished. Your saver and
@@ -1283,7 +1283,7 @@ lab.show_time_lost(replicas, run)
 
 # %%
 # Exercise 8.12: the goodput of a job of replica groups, from 0 to 1
-def kept_share(groups, failures, wait, restart, end):
+def replica_goodput(groups, failures, wait, restart, end):
     ### BEGIN SOLUTION
     changes = {time + later for time, _ in failures for later in (0, wait, restart)}
     cuts = sorted({0, end, *(time for time in changes if time < end)})
@@ -1308,7 +1308,7 @@ def kept_share(groups, failures, wait, restart, end):
 # </details>
 
 # %%
-lab.check_kept_share(kept_share)
+lab.check_replica_goodput(replica_goodput)
 
 # %% [markdown]
 # Exercise 8.9 ended with 131,072 GPUs, which fail too often for restarts of ten minutes. Here are the same failures and
@@ -1316,7 +1316,7 @@ lab.check_kept_share(kept_share)
 # same as elastic restart.
 
 # %%
-lab.show_replica_groups(kept_share)
+lab.show_replica_groups(replica_goodput)
 
 # %% [markdown]
 # Each doubling of the number of groups removes nearly half of the loss, until only the common waits are left (dashed).

@@ -1,4 +1,4 @@
-"""Exercise 8.2: a job that is saved on one number of ranks goes on with another."""
+"""Exercise 8.2: a job that is saved on one number of ranks resumes on another."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,15 +12,15 @@ from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
 from labs.checks.verdicts import Wrong, check, shows
 from labs.meters.traffic import Traffic
 from labs.pictures.tables import Table
-from labs.surviving_failure.job_state import ON_CPU, distance, losses_of
-from labs.surviving_failure.resumable_job import KINDS, ZERO3, ResumableJob, new_job
-from labs.surviving_failure.whole_tensors import (
+from labs.surviving_failure.full_tensors import (
     Tensors,
     common,
     difference,
+    full_tensors,
     unlike_shards,
-    whole_tensors,
 )
+from labs.surviving_failure.job_state import ON_CPU, distance, losses_of
+from labs.surviving_failure.resumable_job import KINDS, ZERO3, ResumableJob, new_job
 from labs.words import counted
 from labs.workers import processes
 
@@ -31,8 +31,8 @@ ROUNDING = 1e-5  # of a loss; measured: 8e-7. What is not loaded changes the sec
 GATHERED = 1.5
 LARGEST = 0.6  # of all bytes: one rank's file of ZeRO-3 on 4 ranks has 0.33
 _HINTS = {
-    "frozen": "Every rank keeps these whole, outside of the shards: job.tensors() has them.",
-    "buffers": "Every rank keeps these whole, outside of the shards: job.tensors() has them.",
+    "frozen": "These are replicated on every rank, outside of the shards: job.tensors() has them.",
+    "buffers": "These are replicated on every rank, outside of the shards: job.tensors() has them.",
     "the optimizer's step": "AdamW corrects the moments by it: it is the same on all ranks.",
     "learning rate": "job.load_progress_state(...) puts it into the optimizer's groups.",
 }
@@ -65,7 +65,7 @@ class Functions(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What was saved, by the job itself: whole tensors, the common parts, and the losses of the
+    """What was saved, by the job itself: full tensors, the common parts, and the losses of the
     steps that followed."""
 
     tensors: Tensors
@@ -123,14 +123,14 @@ def _save_all(functions, kinds, folder, early) -> dict[str, Saved]:
 
 def _saved(functions, job: ResumableJob, folder: Path, losses: list[float] | None = None) -> Saved:
     """Saves the job, judges how, and trains it on. losses: what follows, where that is known."""
-    before, state = whole_tensors(job), common(job)
+    before, state = full_tensors(job), common(job)
     folder.mkdir(parents=True, exist_ok=True)
     dist.barrier()  # the folder is there on all ranks (NFS may show it later)
     with Traffic() as traffic:
         functions.save(job.kind)(job, folder)
     raise_on_all_ranks(_judge_gathered, job, traffic, "saving")
     raise_on_all_ranks(_judge_files, job, folder)
-    after = whole_tensors(job)
+    after = full_tensors(job)
     raise_on_all_ranks(_judge_unchanged, job, before, after)
     return Saved(before, state, losses or _losses(job, COMPARED_STEPS))
 
@@ -155,13 +155,13 @@ def _load_all(functions, saved, folder, saved_on,
 
 
 def _load(functions, job, folder, want: Saved, where):
-    new = whole_tensors(job)
+    new = full_tensors(job)
     with Traffic() as traffic:
         functions.load(job.kind)(job, folder)
     raise_on_all_ranks(_judge_gathered, job, traffic, "loading")
     raise_on_all_ranks(_judge_sizes, job, where)
     raise_on_all_ranks(_judge_names, job, want.tensors, where)
-    raise_on_all_ranks(_judge_tensors, job.kind, whole_tensors(job), want.tensors, new, where)
+    raise_on_all_ranks(_judge_tensors, job.kind, full_tensors(job), want.tensors, new, where)
     raise_on_all_ranks(_judge_common, common(job), want.common, where)
 
 
@@ -179,7 +179,7 @@ def _judge_gathered(job, traffic, what):
     parameters = 4 * sum(p.numel() for p in job.model.parameters())  # bytes of float32
     if job.kind != "DDP" and gathered > GATHERED * parameters:
         raise Wrong(f"{job.kind}, rank {dist.get_rank()}: {what} gathers {gathered:,} bytes; the "
-                    f"model's parameters are {parameters:,}: shards were put together to whole "
+                    f"model's parameters are {parameters:,}: shards were gathered to full "
                     "tensors", _WHOLE_HINT[job.kind], code="full_tensor_gathered")
 
 
@@ -203,7 +203,7 @@ def _judge_unchanged(job, before, after):
     for name, value in before.items():
         if difference(after.get(name, value), value, None):
             raise Wrong(f"{job.kind}, rank {dist.get_rank()}: saving has changed {name}",
-                        "The job goes on after it has saved.", code="state_changed")
+                        "Training continues after the save.", code="state_changed")
 
 
 def _judge_sizes(job, where):

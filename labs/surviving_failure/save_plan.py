@@ -1,4 +1,4 @@
-"""Exercise 8.9: how often a large job saves, and which share of its time is kept work."""
+"""Exercise 8.9: how often a large job saves, and its goodput."""
 
 import math
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from labs.surviving_failure.intervals import RUN_COLOURS
 
 NAMES = ("interval", "goodput")
 ARGUMENTS = ("gpus", "gpu_hours", "checkpoint_bytes", "bandwidth", "restart")
-WORSE = 0.002  # of the goodput: the least is flat, and Young's interval is off by less mostly
+WORSE = 0.002  # of the goodput: the minimum is flat, and Young's interval is off by less mostly
 TOLERANCE = 0.01  # of the goodput, against the closed form
 
 
@@ -74,7 +74,7 @@ CLUSTERS = (LLAMA, Cluster(992, 13_800, 14 * 175e9, 40e9, 900),
 @check("8.9")
 def check_save_plan(save_plan: Callable):
     """save_plan(gpus, gpu_hours, checkpoint_bytes, bandwidth, restart) -> {"interval": seconds of
-    computing between two saves, "goodput": the share of the time that is kept work}."""
+    computing between two saves, "goodput": the fraction of the wall time that is kept}."""
     require_signature(save_plan, ARGUMENTS)
     clusters = [*CLUSTERS, *random_cases()]
     answers = [_planned(save_plan, cluster) for cluster in clusters]
@@ -127,8 +127,8 @@ def _judge_interval(cluster, interval, intervals, at, clusters):
     cause = common_cause(MISTAKES, clusters, intervals, at)
     why = f": {cause[0].sentence}" if cause else ""
     often = "often" if interval < best else "seldom"
-    raise Wrong(f"{cluster}: with {interval:,.5g} s between two saves {kept:.1%} of the time is "
-                f"kept work; with {best:,.5g} s it would be {most:.1%}"
+    raise Wrong(f"{cluster}: with {interval:,.5g} s between two saves the goodput is {kept:.1%}; "
+                f"with {best:,.5g} s it would be {most:.1%}"
                 f"{why or f'. It saves too {often}'}",
                 cause[0].hint if cause else "The mean time between failures of the job is that of "
                 "one GPU, divided by the GPUs.", code=cause[0].code if cause else "not_optimal")
@@ -174,11 +174,11 @@ MISTAKES: list[Mistake] = [
             "that is the time between two failures", "What does a save cost?"),
     Mistake("young_formula", lambda job: young(job.mtbf, job.save),
             "that is √(2δM), too long where a save takes a large part of the time between two "
-            "failures", "Daly's formula has further terms. Or look for the least: your wall_time "
+            "failures", "Daly's formula has further terms. Or look for the minimum: your wall_time "
             "says what any interval costs."),
     Mistake("young_less_save", lambda job: young(job.mtbf, job.save) - job.save,
             "that is √(2δM) − δ, too short where a save takes a large part of the time between two "
-            "failures", "Daly's formula has further terms. Or look for the least: your wall_time "
+            "failures", "Daly's formula has further terms. Or look for the minimum: your wall_time "
             "says what any interval costs."),
     Mistake("restart_for_save", lambda job: young(job.mtbf, job.restart),
             "that is √(2RM), with the restart",
@@ -192,7 +192,7 @@ MODELS = {"7B": 7e9, "70B": 70e9, "175B": 175e9, "405B": 405e9, "1T": 1e12}
 
 
 def show_checkpoint_sizes(bandwidths: tuple[float, ...] = (2e9, 100e9, 2e12)) -> Table:
-    """Sizes of whole checkpoints, and seconds to write them at these bytes per second."""
+    """Sizes of full checkpoints, and seconds to write them at these bytes per second."""
     rows = [(name, f"{CHECKPOINT_BYTES * parameters / 1e12:,.3g} TB",
              *(_seconds(CHECKPOINT_BYTES * parameters / bandwidth) for bandwidth in bandwidths))
             for name, parameters in MODELS.items()]
@@ -241,7 +241,7 @@ def show_goodput(save_plan: Callable) -> Picture:
     ax.set_ylim(0, 1.03)
     ax.grid(axis="y", color=palette.GRID)
     ax.set_xlabel("bandwidth of the storage, all ranks together")
-    ax.set_ylabel("kept work, share of the time")
+    ax.set_ylabel("goodput")
     marks.legend_above(figure, [*ax.get_legend_handles_labels()[0], Line2D(
         [], [], color=palette.MUTED, linestyle="--", label="saved asynchronously")])
     return Picture(figure, "\n".join(["a 405B job with Llama 3's failures per GPU, restart "

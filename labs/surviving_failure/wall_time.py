@@ -79,7 +79,7 @@ def check_wall_time(wall_time: Callable):
 
 
 _HINT = ("Follow the clock: what comes next, the end of this restart, piece and save, or the "
-         "failure? Then go on from there.")
+         "failure? Then continue from there.")
 
 
 def random_cases() -> list[Case]:
@@ -134,7 +134,7 @@ def _other(*, during_restart=True, undone_save=True, restarts=True, lost=True, h
     during_restart=False: no failure then; undone_save=False: a piece counts once it is computed;
     restarts=False: no restart takes time; lost=False: nothing is computed again; half: a failure
     costs half an interval; last_save=False: the end is not saved; forgets: the time to the next
-    failure starts anew with each piece; whole_last: the last piece is as long as the others;
+    failure starts again with each piece; whole_last: the last piece is as long as the others;
     first_start: the first start takes a restart; keeps: a failure loses nothing but its save;
     from_restart: a gap begins when the restart has ended.
     """
@@ -199,6 +199,6 @@ MISTAKES: list[Mistake] = [
             "the time to the next failure begins when the restart has ended",
             "A gap runs from one failure to the next; the restart is a part of it."),
     Mistake("time_next_failure_starts_anew", _other(forgets=True),
-            "the time to the next failure starts anew with each piece",
+            "the time to the next failure starts again with each piece",
             "A gap runs from one failure to the next, over all pieces between them."),
 ]

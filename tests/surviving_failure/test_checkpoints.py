@@ -19,7 +19,7 @@ from labs.surviving_failure.scaffold import MANIFEST, digest, shard_file, step_f
 
 pytestmark = pytest.mark.usefixtures("warm_launcher")
 right = definitions("08_surviving_failure")
-write_whole, save, newest = right.write_whole, right.save_checkpoint, right.newest_checkpoint
+atomic_write, save, newest = right.atomic_write, right.save_checkpoint, right.newest_checkpoint
 
 
 def digests_of(data, group):
@@ -29,7 +29,7 @@ def digests_of(data, group):
 
 
 def write_manifest(path, digests):
-    write_whole(path / MANIFEST, json.dumps(digests).encode())
+    atomic_write(path / MANIFEST, json.dumps(digests).encode())
 
 
 def finish(path, data, group):
@@ -61,13 +61,13 @@ class WrongSave:
     def rank_0_alone(folder, step, state, group):
         path, file, data = shard_of(folder, step, state, group)
         if dist.get_rank(group) == 0:
-            write_whole(file, data)
+            atomic_write(file, data)
             write_manifest(path, [digest(data)])
         dist.barrier(group)
 
     def no_manifest(folder, step, state, group):
         _, file, data = shard_of(folder, step, state, group)
-        write_whole(file, data)
+        atomic_write(file, data)
         dist.barrier(group)
 
     def all_in_one_file(folder, step, state, group):
@@ -75,7 +75,7 @@ class WrongSave:
         states = [None] * dist.get_world_size(group)
         dist.all_gather_object(states, state, group=group)
         data = lab.to_bytes(states)
-        write_whole(file, data)
+        atomic_write(file, data)
         finish(path, data, group)
 
     def state_of_rank_0(folder, step, state, group):
@@ -85,7 +85,7 @@ class WrongSave:
 
     def nobody_waits(folder, step, state, group):
         path, file, data = shard_of(folder, step, state, group)
-        write_whole(file, data)
+        atomic_write(file, data)
         digests = digests_of(data, group)
         if dist.get_rank(group) == 0:
             write_manifest(path, digests)
@@ -96,14 +96,14 @@ class WrongSave:
         if dist.get_rank(group) == 0:
             write_manifest(path, digests)
         dist.barrier(group)
-        write_whole(file, data)
+        atomic_write(file, data)
 
     def manifest_before_the_others(folder, step, state, group):
         """The digests are exchanged before anybody writes. At the end all wait, so only a look in
         between shows it."""
         path, file, data = shard_of(folder, step, state, group)
         digests = digests_of(data, group)
-        write_whole(file, data)
+        atomic_write(file, data)
         if dist.get_rank(group) == 0:
             write_manifest(path, digests)
         dist.barrier(group)
@@ -115,7 +115,7 @@ class WrongSave:
 
     def manifest_not_synced(folder, step, state, group):
         path, file, data = shard_of(folder, step, state, group)
-        write_whole(file, data)
+        atomic_write(file, data)
         digests = digests_of(data, group)
         if dist.get_rank(group) == 0:
             (path / MANIFEST).write_text(json.dumps(digests))
@@ -129,7 +129,7 @@ class WrongSave:
 
     def rank_in_the_world(folder, step, state, group):
         path, file, data = shard_of(folder, step, state, dist.group.WORLD)
-        write_whole(file, data)
+        atomic_write(file, data)
         finish(path, data, group)
 
     def without_the_group(folder, step, state, group):
@@ -139,7 +139,7 @@ class WrongSave:
         """Each file has a digest that fits, and the state of another rank of the group."""
         size = dist.get_world_size(group)
         path = shard_of(folder, step, state, group)[0]
-        write_whole(shard_file(path, dist.get_rank() % size), lab.to_bytes(state))
+        atomic_write(shard_file(path, dist.get_rank() % size), lab.to_bytes(state))
         dist.barrier(group)
         if dist.get_rank(group) == 0:
             files = [shard_file(path, rank).read_bytes() for rank in range(size)]
@@ -149,7 +149,7 @@ class WrongSave:
     def pickled(folder, step, state, group):
         path, file, _ = shard_of(folder, step, state, group)
         data = pickle.dumps(state)
-        write_whole(file, data)
+        atomic_write(file, data)
         finish(path, data, group)
 
     def view_of_all(folder, step, state, group):
@@ -289,8 +289,8 @@ def newest_first(folder):
 class Right:
     def two_barriers(folder, step, state, group):
         path, file, data = shard_of(folder, step, state, group)
-        write_whole(file, data)
-        write_whole(path / f"{file.name}.sha", hashlib.sha256(data).hexdigest().encode())
+        atomic_write(file, data)
+        atomic_write(path / f"{file.name}.sha", hashlib.sha256(data).hexdigest().encode())
         dist.barrier(group)
         if dist.get_rank(group) == 0:
             names = sorted(path.glob("rank_*.sha"), key=lambda name: int(name.name[5:-7]))

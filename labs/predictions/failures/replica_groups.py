@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 Span = tuple[float, float]
 
 
-def kept_share(groups: int, failures: Sequence[tuple[float, int]], wait: float, restart: float,
+def replica_goodput(groups: int, failures: Sequence[tuple[float, int]], wait: float, restart: float,
                end: float) -> float:
     """The share of the work that is done from 0 to `end`, 1 without failures.
 
     failures: (time, group). After each, nobody trains for `wait`; the group that failed is missing
-    for `restart`, anew if it fails again in that time. While n groups train, n/groups of the work
+    for `restart`, again if it fails again in that time. While n groups train, n/groups of the work
     is done. All times in the same unit.
     """
     changes = []  # (time, how many groups more are missing, how many pauses more)
