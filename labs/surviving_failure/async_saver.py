@@ -34,8 +34,9 @@ def check_async_saver(saver_class: Callable):
                               timeout=45.0)
         on_ranks(_on_two_ranks, saver_class, Path(folder), world_sizes=(2,))
     return ("save returns while a blocked disk has not written anything, and the file has the "
-            "values of the call; no two writes overlap, no error is lost, close waits; host memory: "
-            f"one snapshot, {SIZE / 1e6:.0f} MB predicted, {measured / 1e6:.0f} MB measured")
+            "values of the call; no two writes overlap, no error is lost, close waits; host "
+            f"memory: one snapshot, {SIZE / 1e6:.0f} MB predicted, {measured / 1e6:.0f} MB "
+            "measured")
 
 
 def _on_one_rank(saver_class, folder) -> int:
