@@ -43,8 +43,8 @@ def test_torch_refuses_a_replacement_without_a_store_of_its_own(script, with_hos
     run = lost_host.lose_host(script, lost="processes")
     assert isinstance(run, HostsRun), run
     assert not run.accepted, (
-        f"torch {torch.__version__} takes a replacement in by itself. In notebook 08, 'A host is "
-        "lost, and replaced', show_refusal says so now; shorten the text around it, take the "
+        f"torch {torch.__version__} takes a replacement in by itself. In notebook 08, 'Host loss "
+        "and replacement', show_refusal says so now; shorten the text around it, take the "
         f"variable {OWN_STORE} out of the next run, and turn this test round")
     assert "MASTER_ADDR" in run.error or "role_info" in run.error
     assert "failed with it" in repr(show_refusal(run)) and OWN_STORE in repr(show_refusal(run))
