@@ -249,13 +249,13 @@ _MOMENTS = "moments forgotten at the first kill"
 
 @shows("what a job forgets")
 def show_forgotten() -> Table:
-    """How far each loss is from that of the job that went on, for copies of a job that lack one
+    """How far each loss is from that of the uninterrupted job, for copies of a job that lack one
     part each."""
     by_rank = launch(distances_forgetting_each, ranks=SHOWN_RANKS, quiet=True)
     rows = [(what, *(distance([apart[what][step] for apart in by_rank])
                      for step in range(STEPS_AFTER_RESUME))) for what in LEFT_OUT]
     guess = guessed("8.1")
-    return Table("How far each loss is from that of the job that went on "
+    return Table("How far each loss is from that of the uninterrupted job "
                  f"(DDP, {SHOWN_RANKS} ranks)",
                  ("left out", *losses_of(STEPS_AFTER_RESUME)), rows,
                  note="" if guess is None else

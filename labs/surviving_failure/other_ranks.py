@@ -263,11 +263,11 @@ SAVED_ON, LOADED_ON = 4, (4, 2, 3, 6)
 @shows("8.2")
 @ON_CPU
 def show_other_ranks(save_shards: Callable, load_shards: Callable, zero3: Callable) -> Table:
-    """How far each loss is from that of the job that went on with 4 ranks, after its ZeRO-3 shards
+    """How far each loss is from that of the job that continued on 4 ranks, after its ZeRO-3 shards
     were loaded on other numbers of ranks."""
     functions = Functions(..., ..., save_shards, load_shards, zero3)
     apart = verify(functions, SAVED_ON, LOADED_ON, kinds=(ZERO3,))
     rows = [(ranks, *(distance([difference]) for difference in differences))
             for ranks, differences in apart.items()]
     return Table(f"ZeRO-3, saved on {SAVED_ON} ranks: how far each loss is from that of the job "
-                 "that went on", ("loaded on ranks", *losses_of(len(rows[0]) - 1)), rows)
+                 "that continued", ("loaded on ranks", *losses_of(len(rows[0]) - 1)), rows)
