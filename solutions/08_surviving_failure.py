@@ -3,22 +3,23 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 240 minutes in two sittings, the second from "How often to save"; 20 for the optional exercise |
+# | **Time** | 290 minutes in three sittings; 25 for the optional exercises |
 # | **Needs** | any machine with 2 cores; no GPU; Linux for two hosts; torchft for the last section |
 #
-# With thousands of GPUs something fails every few hours. Here ranks are killed, files are damaged and
-# hosts unplugged, and the loss curve goes on as if nothing had happened.
+# A job on thousands of GPUs fails every few hours. In this notebook you kill ranks, damage files and
+# disconnect hosts. The loss curve must continue as if nothing had happened.
 
 # %% [markdown]
 # ## You will be able to
 #
-# - save the whole state of a job, and prove that a resumed run equals the uninterrupted one to the bit;
-# - write checkpoints that a kill, a full disk or a flipped bit cannot spoil;
-# - save without stopping the job, and restart without a person;
-# - say how often a job of 16,384 GPUs should save, and what it keeps of its time.
+# - save the complete training state, and prove that a resumed run equals the uninterrupted one bit for bit;
+# - load a checkpoint on another number of ranks;
+# - write checkpoints that survive a kill, a full disk and a flipped bit;
+# - save asynchronously, and predict the host memory that this needs.
 
 # %%
 import copy
+import hashlib
 import io
 import json
 import math
@@ -41,11 +42,13 @@ import labs.surviving_failure as lab
 labs.warm_up()
 
 # %% [markdown]
-# ## The whole state
+# ## The complete training state
 #
-# A job has failed, and new ranks go on from what it saved. What must that be? Below, copies of a job
-# go on; each lacks one part. First a guess: all is there but the state of the learning rate's
-# schedule. Which of the next losses is the first that is wrong?
+# A job has failed, and new ranks resume it from a checkpoint. What must the checkpoint contain? Below,
+# several copies of one job resume; each of them lacks one part of the state.
+#
+# First a guess: one copy lacks only the state of the learning-rate scheduler. Which of its next losses is
+# the first wrong one?
 
 # %%
 # A guess, for the table below
@@ -58,26 +61,33 @@ labs.guess("8.1", "without the schedule, the first loss that is wrong", my_guess
 lab.show_forgotten()
 
 # %% [markdown]
-# **Notice:** without the moments the first loss is equal, without the schedule the first two are. A loss
-# is computed before its update; and the optimizer, which was loaded, has the rate of its next step. So
-# an equal first loss proves little.
+# **Notice:** without Adam's moments the first loss is still equal, because a loss is computed before its
+# update.
+#
+# Without the scheduler, the first two losses are equal, because the optimizer's own state includes the
+# learning rate of its next step. So an equal first loss proves little.
 
 # %% [markdown]
-# ### Exercise 8.1 · The whole state
+# ### Exercise 8.1 · Save and restore the training state
 #
 # *Difficulty 3 of 5 · 20 minutes · target: three kills, and all losses equal to the last bit*
 #
-# | of a `job` | what it is |
+# | Attribute of a `job` | What it is |
 # |:--|:--|
-# | `.tensors()` | name → parameter, shard or buffer, as this rank has it; no copies |
-# | `.optimizer`, `.scheduler` | each with `state_dict()`, `load_state_dict(...)` |
-# | `.data.epoch`, `.data.position` | order of the rows; batches taken of it |
-# | `.step` | steps that are done |
+# | `.tensors()` | name → parameter, shard or buffer of this rank; no copies |
+# | `.optimizer`, `.scheduler` | each has `state_dict()` and `load_state_dict(...)` |
+# | `.data.epoch`, `.data.position` | the epoch sets the order of the rows; position counts the epoch's batches so far |
+# | `.step` | the number of finished steps |
 
 # %% [markdown]
-# Dropout draws torch's random numbers, on a GPU the GPU's: `lab.random_states()` has both, and
-# `lab.set_random_states(saved)` sets them. The data draws Python's (`random.getstate()`). Each rank
+# Dropout uses torch's random generator, on a GPU the GPU's generator. `lab.random_states()` returns the
+# states of both, and `lab.set_random_states(saved)` restores them. The data loader uses Python's generator:
+# `random.getstate()` and `random.setstate(saved)`. These states differ from rank to rank, so each rank
 # returns its own state.
+
+# %%
+lab.set_random_states(lab.random_states())  # nothing changes: the same states again
+[state.shape for state in lab.random_states()]
 
 # %%
 # Exercise 8.1: what this rank saves
@@ -91,7 +101,7 @@ def job_state(job):
     ### END SOLUTION
 
 # %%
-# Exercise 8.1: a new job, on as many ranks, goes on where the other one was
+# Exercise 8.1: restores the state into a new job, on the same number of ranks
 def load_job_state(job, state):
     ### BEGIN SOLUTION
     for name, tensor in job.tensors().items():
@@ -107,18 +117,18 @@ def load_job_state(job, state):
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# Go through one step in your mind: what does each line read that an earlier step has changed? And when
-# the job goes on, which of the tensors in your dictionary will the optimizer change?
+# Go through one training step line by line. Which values does it read that an earlier step has changed?
+# And after `job_state` has returned, which tensors of your dictionary will the optimizer change in place?
 #
-# One dictionary: copies of the tensors, two state dicts, three numbers, two states of random generators.
-# Loading fills the tensors in place, and sets the random generators last.
+# You need one dictionary: copies of the tensors, two state dicts, three numbers, and the states of two
+# random generators. Loading fills the tensors in place. It restores the random generators last.
 #
 # </details>
 
 # %% [markdown]
-# The check writes each rank's state with `torch.save`. It trains with DDP, FSDP2 and your ZeRO-3 of
-# notebook 03, kills a rank with SIGKILL in a random step, and starts new ranks, which have only files.
-# It runs on the CPU.
+# The check writes each rank's state with `torch.save`. It trains with DDP, with FSDP2 and with your ZeRO-3
+# from notebook 03. It kills a rank with SIGKILL in a random step, and starts new ranks, which have only the
+# files. The check runs on the CPU.
 
 # %%
 zero3 = lab.your_zero3()
@@ -128,17 +138,19 @@ lab.check_job_state(job_state, load_job_state, zero3)
 lab.show_resumed(job_state, load_job_state)
 
 # %% [markdown]
-# **Notice:** the difference is not small, but zero. Without the moments, loss 8 is equal, too; and the
-# upper curve alone would not tell anybody that something is missing.
+# **Notice:** with your state the difference is exactly zero.
 #
-# Equal bits also need sums in an equal order. DDP makes new buckets after its first pass: on 3 ranks a
-# resumed job can then differ in the last bit. So the job here makes two passes before it begins.
+# Without the moments, the first loss after the restart is equal too, and the upper curve alone does not
+# show that anything is missing.
+#
+# Equal bits also require sums in the same order. DDP rebuilds its buckets after the first backward pass, so
+# on 3 ranks a resumed job could differ in the last bit. Therefore this job runs two passes before it starts.
 
 # %% [markdown]
-# ## On another number of ranks
+# ## Resharding: a different world size
 #
-# A host is lost, and 3 of 4 ranks are left. Each of 4 has a shard of ZeRO-3's flat parameters. The root
-# has 3,434 elements, because the vocabulary is 101:
+# A host with one of four ranks is lost, and three ranks are left. The checkpoint has four shards of each ZeRO-3 flat parameter;
+# now three ranks must load it. The root's flat parameter has 3,434 elements (the vocabulary is 101):
 
 # %%
 for ranks in (4, 2, 3, 6):
@@ -146,97 +158,95 @@ for ranks in (4, 2, 3, 6):
     print(f"{ranks} ranks: shards of {length}, {ranks * length - 3434} of padding at the end")
 
 # %% [markdown]
-# What can be equal then? The **global batch** stays: 12 rows, 3 for each of 4 ranks, 4 for each of 3. So
-# the gradient is the mean over the same rows, summed in another order: losses are equal within rounding.
+# What can still be equal? The **global batch** stays the same: 12 rows, which are 3 for each of 4 ranks, or 4
+# for each of 3. So the gradient is the mean over the same rows, added in another order. The losses are equal
+# up to rounding.
 #
-# Random numbers cannot go on: there were four streams, and now there are three. A job with dropout
-# learns as well as before, but with other losses. So this job has no dropout.
+# Random numbers cannot be resharded: four streams do not become three. With dropout the job would learn
+# equally well, but with different losses. So this job has no dropout.
 
 # %% [markdown]
-# ### Exercise 8.2 · Saved on 4 ranks, loaded on 3
-#
-# *Difficulty 4 of 5 · 30 minutes · target: from 4 ranks to 2, 3 and 6, and from 2 to 4; parameters and
-# moments to the last bit*
-#
-# First DDP and FSDP2, through DCP as in notebook 04. `lab.place_of(job)` returns schedule, epoch,
-# position and step; `lab.set_place(job, place)` puts them back, with the learning rate.
+# For DDP and FSDP2, torch's distributed checkpoint (DCP) does the resharding, as in notebook 04. These two
+# functions are given. The progress state is the same on all ranks: scheduler, epoch, position and step.
+# `job.progress_state()` returns it, and `job.load_progress_state(...)` restores it.
 
 # %%
-# Exercise 8.2: DDP or FSDP2, all ranks into one folder
 def save_dcp(job, folder):
-    ### BEGIN SOLUTION
+    """Saves DDP or FSDP2: all ranks write into one folder."""
     model, optimizer = get_state_dict(job.module, job.optimizer)
-    state = {"model": model, "optimizer": optimizer, "place": lab.place_of(job)}
+    state = {"model": model, "optimizer": optimizer, "progress": job.progress_state()}
     dcp.save(state, checkpoint_id=folder)
-    ### END SOLUTION
 
 # %%
-# Exercise 8.2: into a new job, on any number of ranks
 def load_dcp(job, folder):
-    ### BEGIN SOLUTION
+    """Loads into a new job, on any number of ranks."""
     model, optimizer = get_state_dict(job.module, job.optimizer)
-    state = {"model": model, "optimizer": optimizer, "place": lab.place_of(job)}
+    state = {"model": model, "optimizer": optimizer, "progress": job.progress_state()}
     dcp.load(state, checkpoint_id=folder)
     set_state_dict(job.module, job.optimizer, model_state_dict=state["model"],
                    optim_state_dict=state["optimizer"])
-    lab.set_place(job, state["place"])
-    ### END SOLUTION
+    job.load_progress_state(state["progress"])
 
 # %% [markdown]
-# Then your own ZeRO-3, without DCP. `job.module.units` has a flat parameter for each layer, and one for
-# the root: `unit.shard` is this rank's, `unit.shard_elements` long; `unit.elements` counts all without
-# padding. `job.optimizer.state[unit.shard]` has `step`, `exp_avg` and `exp_avg_sq`; in a new job it is
-# empty. Each rank also has all frozen parameters and buffers: `job.tensors()` has them, beside the
-# shards, whose names begin with "shard of". `lab.shard_file(folder, rank)` names a rank's file.
+# Your own ZeRO-3 does not use DCP. It has one flat parameter, a `unit`, for each layer, and one for the root.
+# Each rank saves its shard of every unit, and the same slices of Adam's two moments. It also saves the frozen
+# parameters and the buffers, which are replicated on all ranks.
 
 # %%
-# Exercise 8.2: ZeRO-3, each rank its own shards
 def save_shards(job, folder):
-    ### BEGIN SOLUTION
+    """Saves ZeRO-3: each rank writes a file with its own shards."""
     units = [{"shard": unit.shard.detach(), **job.optimizer.state[unit.shard]}
              for unit in job.module.units]
-    whole = {name: tensor for name, tensor in job.tensors().items() if "shard" not in name}
-    state = {"units": units, "whole": whole, "place": lab.place_of(job)}
-    torch.save(state, lab.shard_file(folder, dist.get_rank()))
-    ### END SOLUTION
+    replicated = {name: tensor for name, tensor in job.tensors().items() if "shard" not in name}
+    state = {"units": units, "replicated": replicated, "progress": job.progress_state()}
+    torch.save(state, folder / f"rank_{dist.get_rank()}.pt")
+
+# %% [markdown]
+# ### Exercise 8.2 · Reshard a flat parameter
+#
+# *Difficulty 3 of 5 · 15 minutes · target: from 4 ranks to 2, 3 and 6, and from 2 to 4; parameters and
+# moments equal to the last bit*
+#
+# `old_shards` lists the shards of all ranks that saved, in the order of their ranks. Return this rank's new
+# shard. It has `unit.shard_elements` elements on every rank; the flat parameter has `unit.elements` without
+# padding. The moments are resharded by the same function.
 
 # %%
 # Exercise 8.2: this rank's new shard of a flat parameter, from all old shards
-def cut_anew(unit, old_shards):
+def reshard(unit, old_shards):
     ### BEGIN SOLUTION
-    new = torch.zeros(dist.get_world_size(), unit.shard_elements)
-    new.view(-1)[:unit.elements] = torch.cat(old_shards)[:unit.elements]
-    return new[dist.get_rank()].clone()
-    ### END SOLUTION
-
-# %%
-# Exercise 8.2: ZeRO-3, on any number of ranks
-def load_shards(job, folder):
-    ### BEGIN SOLUTION
-    files = range(len(list(folder.iterdir())))
-    saved = [torch.load(lab.shard_file(folder, old)) for old in files]
-    for number, unit in enumerate(job.module.units):
-        parts = [each["units"][number] for each in saved]
-        own = {name: cut_anew(unit, [part[name] for part in parts])
-               for name in ("shard", "exp_avg", "exp_avg_sq")}
-        unit.shard.data.copy_(own.pop("shard"))
-        job.optimizer.state[unit.shard] = {"step": parts[0]["step"], **own}
-    for name, tensor in saved[0]["whole"].items():
-        job.tensors()[name].copy_(tensor)
-    lab.set_place(job, saved[0]["place"])
+    unpadded = torch.cat(old_shards)[:unit.elements]
+    padded = unpadded.new_zeros(dist.get_world_size() * unit.shard_elements)
+    padded[:unit.elements] = unpadded
+    begin = dist.get_rank() * unit.shard_elements
+    return padded[begin:begin + unit.shard_elements].clone()
     ### END SOLUTION
 
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# Where does an old shard end, and where does the data of all of them end? Padding is at the end of the
-# last one only, and another number of ranks needs another padding. What else than parameters is as long
-# as a shard?
+# Where does an old shard end, and where does the data of all old shards end? Only the last shard has padding
+# at its end, and another number of ranks needs another padding.
 #
-# For each flat parameter: join the old shards in the order of the ranks, cut off what is beyond
-# `unit.elements`, add zeros, keep your own piece, as a copy. Three times: the shard and two moments.
+# Concatenate the old shards, and drop what is beyond `unit.elements`. Then add zeros until the length is the
+# world size times `unit.shard_elements`. Return a copy of your own slice.
 #
 # </details>
+
+# %%
+def load_shards(job, folder):
+    """Loads ZeRO-3's files into a new job, on any number of ranks."""
+    files = [folder / f"rank_{old}.pt" for old in range(len(list(folder.iterdir())))]
+    saved = [torch.load(file) for file in files]
+    for number, unit in enumerate(job.module.units):
+        parts = [each["units"][number] for each in saved]
+        own = {name: reshard(unit, [part[name] for part in parts])
+               for name in ("shard", "exp_avg", "exp_avg_sq")}
+        unit.shard.data.copy_(own.pop("shard"))
+        job.optimizer.state[unit.shard] = {"step": parts[0]["step"], **own}
+    for name, tensor in saved[0]["replicated"].items():
+        job.tensors()[name].copy_(tensor)
+    job.load_progress_state(saved[0]["progress"])
 
 # %%
 lab.check_other_ranks(save_dcp, load_dcp, save_shards, load_shards, zero3)
@@ -245,50 +255,54 @@ lab.check_other_ranks(save_dcp, load_dcp, save_shards, load_shards, zero3)
 lab.show_other_ranks(save_shards, load_shards, zero3)
 
 # %% [markdown]
-# **Notice:** on 4 ranks again, all is equal to the bit. On others the loaded numbers are equal, but sums
-# have another order: the losses differ in their last digits.
+# On 4 ranks the losses are equal to the bit. On other numbers of ranks the loaded values are equal
+# too, but the sums have another order, so the losses differ in their last digits.
 #
-# One trap of DCP is left. A job may have gradients when it loads, for example because it tried a step
-# before. Then `get_state_dict` takes its optimizer for one that has made steps, and makes no room for
-# the moments:
+# DCP has one trap. If a job has gradients when it loads, for example after a trial step, `get_state_dict`
+# assumes that the optimizer has already made steps. Then it allocates no moments for DCP to fill:
 
 # %%
-lab.show_left_gradient(save_dcp, load_dcp)
+lab.show_stale_gradient(save_dcp, load_dcp)
 
 # %% [markdown]
-# **Notice:** nothing is raised. The moments are lost, and the first loss is equal all the same. So call
-# `zero_grad()` before loading, and compare more than one loss.
+# Nothing is raised: the moments are lost, and the first loss is equal all the same. So call `zero_grad()`
+# before loading, and compare more than one loss.
 
 # %% [markdown]
-# ## Never half a checkpoint
+# ## Atomic checkpoints
 #
-# A job that fails may fail while it saves. If it writes over its last checkpoint, it then has none: half
-# of the new one, and nothing of the old. BLOOM's 2.3 TB took 40 seconds, every three hours; Llama 3's
-# training was interrupted 419 times in 54 days. With both numbers in one job:
+# A job can also fail while it saves. If it overwrites its last checkpoint, then half of the new one exists and
+# nothing of the old one. BLOOM's 2.3 TB took 40 seconds to save, every three hours; Llama 3's training was
+# interrupted 419 times in 54 days. One job with both numbers:
 
 # %%
-share = 40 / (3 * 3600 + 40)  # of the time in which the job saves
-print(f"interruptions that meet a save, in 54 days: {419 * share:.1f}")
+share = 40 / (3 * 3600 + 40)  # of the time the job saves
+print(f"interruptions during a save, in 54 days: {419 * share:.1f}")
 print(f"probability of at least one: {1 - (1 - share) ** 419:.0%}")
 
 # %% [markdown]
-# So a file is replaced as a whole, or not at all. `os.replace(source, target)` renames a file: the name
-# changes in one step, from the old content to the new. And a machine may lose its power: `os.fsync(number)`
-# returns when the disk has a file's bytes, or a folder's names. Before it comes `file.flush()`, or Python
-# still has the bytes.
+# So a file must be replaced atomically: completely or not at all.
+#
+# | Call | What it does |
+# |:--|:--|
+# | `os.replace(source, target)` | renames a file in one atomic step; `target` then has the new content |
+# | `file.flush()` | passes the bytes in Python's buffer to the operating system |
+# | `os.fsync(descriptor)` | returns when the bytes of a file, or the names in a folder, are on the disk |
+#
+# Without `fsync`, a power failure can lose what was written.
 
 # %% [markdown]
-# ### Exercise 8.3 · A file that is whole
+# ### Exercise 8.3 · Atomic write
 #
-# *Difficulty 2 of 5 · 15 minutes · target: 30 kills while it saves, each time a whole version*
+# *Difficulty 2 of 5 · 15 minutes · target: 30 kills during a write, and a complete version after each*
 #
-# When the function returns, the new content and its name are on the disk. Whenever the process is killed,
-# the file has the old content or the new one. If writing or syncing raises OSError, because the disk is
-# full, the caller gets that error, the old version stays, and nothing else.
+# When the function returns, the new content and its name are on the disk. At any kill, the file has the
+# complete old or the complete new content. If writing or syncing raises OSError because the disk is full, the
+# caller gets this error, the old version stays, and no temporary file is left.
 
 # %%
-# Exercise 8.3: `path` has the old content or the new one, never a part
-def write_whole(path, data):
+# Exercise 8.3: `path` has the old content or the new one, never a part of it
+def atomic_write(path, data):
     ### BEGIN SOLUTION
     temporary = f"{path}.part"
     try:
@@ -306,11 +320,11 @@ def write_whole(path, data):
     ### END SOLUTION
 
 # %%
-lab.check_write_whole(write_whole)
+lab.check_atomic_write(atomic_write)
 
 # %% [markdown]
-# Kills are not all. A disk returns other bits than it was given, a file is cut off, one is missing. What
-# does torch say to a checkpoint of which one bit is not what it was?
+# A kill is not the only danger. A disk returns wrong bits, a file is truncated, another one is missing. Here
+# one bit of a checkpoint is flipped. What does `torch.load` say?
 
 # %%
 data = bytearray(lab.to_bytes({"weight": torch.ones(1000)}))
@@ -318,62 +332,66 @@ data[len(data) // 2] ^= 0x10
 torch.load(io.BytesIO(data))["weight"].unique().tolist()
 
 # %% [markdown]
-# **Notice:** nothing. It loads, and one weight is another number. So a checkpoint needs a **digest**: a
-# short number that any other content would not have. `lab.digest(data)` is SHA-256.
+# No error is raised, and one weight has another value.
+#
+# So a checkpoint needs a **digest** of each file: a short value that any other content would not have. Here it
+# is SHA-256, `hashlib.sha256(data).hexdigest()`.
 
 # %% [markdown]
-# ### Exercise 8.4 · The newest whole one
+# ### Exercise 8.4 · The newest valid checkpoint
 #
 # *Difficulty 4 of 5 · 30 minutes · target: found in 16 cases of damage, and after kills of a job of two
 # ranks*
 #
-# Each rank writes its own state to `lab.shard_file(path, rank)`, where `path` is
-# `lab.step_folder(folder, step)`, such as step_12; `lab.to_bytes(state)` makes bytes of it. A
-# **manifest**, `path / lab.MANIFEST`, says what belongs to the checkpoint. It comes last: without it,
-# there is no checkpoint. When the function returns, on any rank, all must be there.
+# The checkpoint of step 12 is the folder `step_12`. In it, each rank writes its own state to `rank_0.pt`,
+# `rank_1.pt` …; `lab.to_bytes(state)` returns what `torch.save` would write.
+
+# %% [markdown]
+# The **manifest**, `manifest.json`, lists the digests of these files. It is written last: without a manifest
+# there is no checkpoint. When `save_checkpoint` returns on any rank, all files must exist.
 
 # %%
 # Exercise 8.4: on every rank, with its own state
 def save_checkpoint(folder, step, state, group):
     ### BEGIN SOLUTION
-    path, rank = lab.step_folder(folder, step), dist.get_rank(group)
+    path, rank = Path(folder, f"step_{step}"), dist.get_rank(group)
     path.mkdir(parents=True, exist_ok=True)
     data = lab.to_bytes(state)
-    write_whole(lab.shard_file(path, rank), data)
+    atomic_write(path / f"rank_{rank}.pt", data)
     digests = [None] * dist.get_world_size(group)
-    dist.all_gather_object(digests, lab.digest(data), group=group)
+    dist.all_gather_object(digests, hashlib.sha256(data).hexdigest(), group=group)
     if rank == 0:
-        write_whole(path / lab.MANIFEST, json.dumps(digests).encode())
+        atomic_write(path / "manifest.json", json.dumps(digests).encode())
     dist.barrier(group)
     ### END SOLUTION
 
 # %% [markdown]
-# Then the search, in one process. First one checkpoint: a sentence that names its bad file, or None where
-# it is whole.
+# The search runs in one process. The first function judges one checkpoint. It returns a sentence that names the
+# bad file, or None if the checkpoint is valid.
 
 # %%
 # Exercise 8.4: None, or what is wrong with the checkpoint in the folder `path`
 def what_is_wrong(path):
     ### BEGIN SOLUTION
     try:
-        digests = json.loads((path / lab.MANIFEST).read_bytes())
+        digests = json.loads((path / "manifest.json").read_bytes())
     except (OSError, ValueError) as error:
-        return f"{lab.MANIFEST} cannot be read ({type(error).__name__})"
+        return f"manifest.json cannot be read ({type(error).__name__})"
     for rank, digest in enumerate(digests):
-        file = lab.shard_file(path, rank)
+        file = path / f"rank_{rank}.pt"
         if not file.exists():
             return f"{file.name} is missing"
-        if lab.digest(file.read_bytes()) != digest:
+        if hashlib.sha256(file.read_bytes()).hexdigest() != digest:
             return f"{file.name} is not what was saved"
     return None
     ### END SOLUTION
 
 # %% [markdown]
-# Then all: the path of the newest whole one, or None; and a dictionary that has, for each newer one, the
-# folder's name and what is wrong with it. Files of other names may be in the folder, too.
+# The second function judges all of them. It returns the path of the newest valid checkpoint, or None; and a
+# dictionary with the name of each newer folder and what is wrong with it. Other files may be in the folder, too.
 
 # %%
-# Exercise 8.4: (path or None, what is wrong with those that are newer)
+# Exercise 8.4: (path or None, {name of a newer folder: what is wrong with it})
 def newest_checkpoint(folder):
     ### BEGIN SOLUTION
     paths = Path(folder).glob("step_*")
@@ -389,12 +407,12 @@ def newest_checkpoint(folder):
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# Rank 0 writes the manifest, but only each rank knows the digest of its own file: `all_gather_object`
-# brings them together. After that call, what does rank 0 know of the other ranks' files? And what do the
-# others know of the manifest when they return?
+# Rank 0 writes the manifest, but each rank knows only the digest of its own file: `all_gather_object`
+# collects them. After that call, what does rank 0 know about the other ranks' files? And what do the other
+# ranks know about the manifest when they return?
 #
-# For the search: which errors may reading the manifest raise, if it is missing, empty or cut off? The
-# folders' names are text, in which step_9 comes after step_10: compare numbers.
+# For the search: which errors does reading the manifest raise if it is missing, empty or truncated? Folder
+# names are text, and as text step_9 comes after step_10: compare numbers.
 #
 # </details>
 
@@ -405,11 +423,11 @@ lab.check_checkpoints(save_checkpoint, newest_checkpoint)
 lab.show_damage(save_checkpoint, newest_checkpoint)
 
 # %% [markdown]
-# **Notice:** every bad file is named, and an older checkpoint takes its place. Where all are bad, there is
-# none: a job should keep more than one.
+# Every bad file is named, and an older checkpoint is used instead. If all are bad, there is none. So a job
+# should keep more than one checkpoint.
 #
-# Guess: a job of two ranks saves with `torch.save` over its last files. It is killed 30 times while it
-# saves. How many times is nothing left that it could go on from?
+# Now a guess. A job of two ranks saves with `torch.save` over its last files. It is killed 30 times during a
+# save. How often is no valid checkpoint left?
 
 # %%
 # A guess, for the picture below
@@ -422,15 +440,17 @@ labs.guess("8.4", "lost checkpoints in 30 kills, torch.save over the last file",
 lab.show_kills(save_checkpoint, newest_checkpoint)
 
 # %% [markdown]
-# **Notice:** with your functions no kill loses anything: until the manifest is there, the step before is
-# found. `torch.save` empties the old file first, and from then on until both ranks have finished, a kill
-# leaves nothing.
+# **Notice:** with your functions no kill loses a checkpoint: until the new manifest exists, the search finds
+# the previous step.
+#
+# `torch.save` truncates the old file first. From then until both ranks have finished, a kill leaves no valid
+# checkpoint.
 
 # %% [markdown]
-# ## Saving without stopping
+# ## Asynchronous checkpointing
 #
-# While a rank saves, it computes nothing. A 70B model with 14 bytes for each parameter, on 1,024 GPUs; a
-# GPU sends 25 GB/s to its host, and the storage takes 100 GB/s from all ranks together:
+# While a rank saves synchronously, it computes nothing. Take a 70B model with 14 bytes per parameter on 1,024
+# GPUs. A GPU copies 25 GB/s to its host, and the storage takes 100 GB/s from all ranks together:
 
 # %%
 size = 14 * 70e9
@@ -438,13 +458,14 @@ print(f"each rank: {size / 1024 / 1e9:.2f} GB, to the host in {1000 * size / 102
 print(f"all ranks, to the storage: {size / 100e9:.1f} s")
 
 # %% [markdown]
-# So the GPU needs to stand still for milliseconds only, until the host has a **snapshot**: a copy of the
-# state as it was. A thread writes it, while the job trains on. The snapshot takes memory of the host, and
-# so there should be one, never two.
+# So the GPU needs to wait only milliseconds, until its host has a **snapshot**: a copy of the state at this
+# step. A thread writes the snapshot to the storage while training continues. A snapshot needs host memory, so
+# there should never be two.
 
 # %% [markdown]
-# A pool runs functions in a thread. Its `submit` returns at once, with a *future*: an object whose
-# method `result` waits for the thread, returns what the function returned, or raises what it raised.
+# A `ThreadPoolExecutor` runs functions in threads. Its `submit` returns a *future* at once. The future's method
+# `result` waits for the thread. Then it returns what the function returned, or raises what the function
+# raised.
 
 # %%
 pool = ThreadPoolExecutor(1)
@@ -459,10 +480,12 @@ except ValueError as error:
 #
 # *Difficulty 3 of 5 · 20 minutes · target: one snapshot in memory, no save lost, every error raised*
 #
-# `write(path, data)` takes bytes, such as those of `lab.to_bytes(state)`, and may be slow. `save` returns
-# when the file can no longer get other values, but not before the save before is done. `close` returns
-# when nothing is in flight. What `write` raises, the next call of `save` or `close` raises, once. After
-# `close` no snapshot is held.
+# `save` returns once the state has been copied and the previous save has finished; later changes to the weights
+# must not reach the file. `write(path, data)` takes the bytes of `lab.to_bytes(state)`, and may be slow.
+
+# %% [markdown]
+# `close` returns when no save is in flight; then no snapshot is left in memory. An error of `write` is raised
+# once, by the next `save` or `close`.
 
 # %%
 # Exercise 8.5: save(path, state) does not wait for its own write(path, data)
@@ -486,12 +509,12 @@ class AsyncSaver:
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# Which of these three takes time that the job must wait for: to wait for the save before, to make bytes
-# of the state, to write them? Which of them may the thread do, if the weights change as soon as `save`
-# has returned?
+# Three things take time: waiting for the previous save, copying the state into bytes, and writing them. Which
+# of them must `save` wait for, and which may the thread do, if the weights change as soon as `save` has
+# returned?
 #
-# One of both methods is what the other one begins with. It forgets what is in flight before it asks for
-# the result: then an error is raised once.
+# One of the two methods begins with the other one. It forgets the future before it asks for the result: then an
+# error is raised only once.
 #
 # </details>
 
@@ -499,9 +522,10 @@ class AsyncSaver:
 lab.check_async_saver(AsyncSaver)
 
 # %% [markdown]
-# Now beside a job: two ranks train a GPT-2 under FSDP2, and each saves its shards after every eight steps. To
-# show the same everywhere, the disk is slow on purpose: a write takes as long as five steps. Guess: how
-# many percent of the synchronous stall are left?
+# Now the saver runs beside a job. Two ranks train a GPT-2 under FSDP2, and each saves its shards after every
+# eight steps. The disk is slowed down so that a write takes as long as five steps on every machine.
+#
+# Guess: how many percent of the synchronous stall remain?
 
 # %%
 # A guess, for the picture below
@@ -511,52 +535,70 @@ my_guess = 10
 labs.guess("8.5", "percent of the stall that asynchronous saving leaves", my_guess)
 
 # %%
-lab.show_stalls(AsyncSaver, write_whole)
+lab.show_stalls(AsyncSaver, atomic_write)
 
 # %% [markdown]
-# **Notice:** a synchronous save stops the job for as long as the disk needs. Yours and torch's
-# `torch.distributed.checkpoint.async_save` leave the copy, and go on. `async_save` also plans with the
-# other ranks which of them writes what, so that another number of ranks can load it.
+# **Notice:** a synchronous save stalls the job until the disk has finished. Your saver and
+# `torch.distributed.checkpoint.async_save` stall it only for the copy.
 #
-# Its thread has a process group of its own. In the job's group, its collectives would meet the job's.
+# In addition, `async_save` plans with the other ranks which of them writes what, so that another number of ranks can
+# load the checkpoint. Its thread uses a separate process group: in the job's group, its collectives could be
+# matched with those of the training.
 
 # %%
 lab.show_snapshot_memory(AsyncSaver)
 
 # %% [markdown]
-# **Notice:** the state has 64 MB, and so has one snapshot. Whoever copies the tensors and lets the thread
-# make bytes of them takes twice as much. torch's `DefaultStager`, if it is passed, keeps its snapshot for the
-# next save, which need not allocate it again.
+# **Notice:** the state has 64 MB, and so has one snapshot.
+#
+# A saver that copies the tensors and lets the thread serialize them needs twice as much. torch's
+# `DefaultStager`, if you pass one, keeps its snapshot for the next save, which then need not allocate it again.
+# %% [markdown]
+# ## Second sitting · 105 minutes
+#
+# | | |
+# |:--|:--|
+# | **Core** | 8.6, 8.7, 8.9 |
+# | **Optional** | 8.8 |
+# | **In a new kernel** | run the first two code cells |
+#
+# You will be able to:
+#
+# - write a training script that `torchrun` can restart at any time;
+# - say where the seconds between a failure and the next new step go;
+# - choose the interval between checkpoints, and say when a formula is wrong;
+# - compute the goodput of a job on 16,384 GPUs.
 
 # %% [markdown]
-# ## Restart without a person
+# ## Elastic restart with torchrun
 #
-# A job that failed at night waits for somebody who wakes up. How often is that, in 8 hours?
+# A job that fails at night waits until somebody restarts it. How often did that happen to Llama 3's training, in
+# 8 hours?
 
 # %%
-for report in lab.RATES:
-    print(f"{report.name}, {report.gpus:,} GPUs: {8 / report.mtbf_hours:.1f} failures a night")
+print(f"{8 * 419 / (54 * 24):.1f} failures in one night")  # 419 interruptions in 54 days
 
 # %% [markdown]
-# `torchrun` needs nobody. On each host it is a process of its own, the **agent**, which looks several
-# times a second whether its ranks are alive. When one has died, the agent ends the others too, lets the
-# hosts meet anew, and starts all ranks again, up to `--max-restarts` times. The new ranks know nothing
-# of the old ones: what goes on is what your script finds in its files.
-
-# %% [markdown]
-# `elastic.py` trains a small GPT with DDP and dropout. Its state is saved by torch's distributed
-# checkpoint, DCP, which loads on any number of ranks:
+# `torchrun` restarts a job by itself. On each host it runs as a process of its own, the **agent**, which checks
+# several times a second whether its ranks are alive. When one has died, the agent stops the others, starts a new
+# rendezvous of the hosts, and starts all ranks again, up to `--max-restarts` times.
 #
-# | Call, of all ranks together | does |
+# The new ranks know nothing of the old ones. They continue only from what your script finds in its files.
+
+# %% [markdown]
+# `elastic.py` trains a small GPT with DDP and dropout. It saves its state with DCP, which can load it on any
+# number of ranks:
+#
+# | Call, on all ranks | What it does |
 # |:--|:--|
 # | `get_state_dict(module, optimizer)` | returns two dictionaries, `(model, optimizer)` |
 # | `dcp.save(state, checkpoint_id=path)` | makes a folder with a file of each rank; rank 0 writes `.metadata` last |
 # | `dcp.load(state, checkpoint_id=path)` | fills the tensors of `state`, a dictionary with the same keys |
-# | `set_state_dict(module, optimizer, model_state_dict=..., optim_state_dict=...)` | takes them over |
+# | `set_state_dict(module, optimizer, model_state_dict=..., optim_state_dict=...)` | loads both into module and optimizer |
 
 # %% [markdown]
-# Guess: a rank is killed with SIGKILL. How many seconds later has the job done again what it had done
-# before? A checkpoint is made every 5 steps; a step takes about a tenth of a second.
+# Guess: a rank is killed with SIGKILL. How many seconds later has the job repeated all lost steps? It saves
+# every 5 steps; a step takes about 0.1 s.
 
 # %%
 # A guess, for the second picture below
@@ -566,20 +608,23 @@ my_guess = 2
 labs.guess("8.6", "seconds from a kill until all lost steps are done again", my_guess)
 
 # %% [markdown]
-# ### Exercise 8.6 · A script that goes on
+# ### Exercise 8.6 · An elastic training script
 #
-# *Difficulty 4 of 5 · 30 minutes · target: killed five times, in steps and while it saves, on 2 ranks
-# and on 1, it has the losses of the run that nobody killed*
+# *Difficulty 4 of 5 · 30 minutes · target: killed five times, in steps and while it saves, on 2 ranks and on 1,
+# it has the losses of the uninterrupted run*
 #
-# The next cell writes the file; fill in its three gaps. All ranks must load the same checkpoint, even
-# where a network file system shows a new file to some of them later. Each step drops other activations.
+# The next cell writes the file; fill in its three gaps. All ranks must load the same checkpoint, even if a
+# network file system shows a new file to some of them later. Dropout must draw a different mask in each step.
 
 # %% [markdown]
-# | In `elastic.py` | is, or does |
+# | In `elastic.py` | What it is or does |
 # |:--|:--|
-# | `batches` | this rank's samples of each step, from step 0 on; all ranks together have the same, however many there are |
-# | `take_step(step, ...)` | trains on them, and notes the loss of this step |
-# | `folder` | `options.checkpoints`, which is there |
+# | `batches` | this rank's samples of each step, from step 0 on; the global batch does not depend on the number of ranks |
+# | `take_step(step, ...)` | trains on them, and records the loss of this step |
+# | `folder` | `options.checkpoints`, an existing folder |
+#
+# To keep the script short, it uses neither the digests of exercise 8.4 nor the `fsync` of 8.3. A production
+# script needs both.
 
 # %%
 lab.write_script("elastic.py")
@@ -587,15 +632,14 @@ lab.write_script("elastic.py")
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# Saving: who is killed in the middle leaves a folder that is not whole. Under which name may it stand
-# until then? `os.replace` renames a folder, too.
+# Saving: a kill in the middle leaves an incomplete folder. Which name may it have until it is complete?
+# `os.replace` renames a folder, too.
 #
-# Loading: which rank looks for the newest folder, and how do the others hear of it?
+# Loading: which rank looks for the newest folder, and how do the others learn its number?
 # `dist.broadcast_object_list([number])` replaces the list's content on all ranks but 0.
 #
-# Training: `islice(batches, done, options.steps)` leaves out the batches that are done. Dropout draws
-# its numbers from torch's generator. Where does it stand in step 7 if steps 0 to 6 were not run? Which
-# seed could a step have?
+# Training: `islice(batches, done, options.steps)` skips the finished batches. Dropout uses torch's generator.
+# What is its state in step 7 if steps 0 to 6 were not run? Which seed could each step and rank have?
 #
 # </details>
 
@@ -603,8 +647,8 @@ lab.write_script("elastic.py")
 lab.check_elastic("elastic.py")
 
 # %% [markdown]
-# Now with `torchrun` itself. As soon as step 11 is noted, `lab.run_with_kills` kills rank 1, and after step
-# 36 rank 0. A picture shows it while it runs (15 to 30 s).
+# Now the script runs under `torchrun` itself. As soon as step 11 is recorded, `lab.run_with_kills` kills rank 1;
+# after step 36 it kills rank 0. A picture shows the run while it lasts (15 to 30 s).
 
 # %%
 run = lab.run_with_kills("elastic.py", {11: 1, 36: 0})
@@ -614,31 +658,32 @@ run
 lab.show_run(run, "elastic.py")
 
 # %% [markdown]
-# **Notice:** after each kill the job goes on from its last checkpoint. The steps since then (orange) are
-# run again, with the same samples and the same random numbers, and so the curve over the steps is that
-# of a run that nobody killed (wide), to the last bit.
+# **Notice:** after each kill the job resumes from its last checkpoint.
+#
+# The lost steps (orange) are repeated with the same samples and the same random numbers. So the loss curve
+# equals that of the uninterrupted run (wide line) to the last bit.
 
 # %%
 lab.show_restarts(run)
 
 # %% [markdown]
-# **Notice:** the agent sees within a fraction of a second that a process has gone. Most of the time passes
-# because Python starts and imports torch once more; the steps that are run again are the smaller part
-# here. On thousands of GPUs it is minutes: programs start from a network disk, connections are made
-# anew, and terabytes are loaded.
-
-# %% [markdown]
-# Why the variable in the first line that the cell printed? By default torch 2.13 keeps the store of the
-# job over its restarts, and with it the addresses of dead ranks. A new rank that reads them before they
-# are replaced fails, or waits in vain (pytorch's issue 135712). With the variable, each restart has a
-# store of its own.
-
-# %% [markdown]
-# ## A host is lost, and replaced
+# Most of the time passes while Python starts and imports torch again.
 #
-# When a process dies, the kernel of its host closes its connections, and the other ranks know at once. A
-# host without power, or without its link, closes nothing. The others wait for it, as long as a collective
-# may wait:
+# The agent detects the dead process within a fraction of a second, and repeating the lost steps is short here.
+# On thousands of GPUs a restart takes minutes: programs start from a network file system, process groups are
+# initialized again, and terabytes are loaded.
+
+# %% [markdown]
+# Why is an environment variable set in the first printed line? By default torch 2.13 keeps the job's store over
+# its restarts, and with it the addresses of dead ranks. A new rank that reads such an address fails, or waits
+# until its timeout (*[pytorch issue 135712](https://github.com/pytorch/pytorch/issues/135712)*). With the
+# variable, each restart has a store of its own.
+
+# %% [markdown]
+# ## Host loss and replacement
+#
+# When a process dies, its host's kernel closes its connections, and the other ranks notice at once. A host that
+# loses power or its link closes nothing. The other ranks wait for it in a collective until the timeout:
 
 # %%
 gloo = dist.distributed_c10d.default_pg_timeout.total_seconds() / 60
@@ -647,34 +692,33 @@ print(f"gloo, which runs here, waits for {gloo:.0f} minutes by default, NCCL for
       f"{16_384 * nccl / 60:,.0f} GPU hours on 16,384 GPUs")
 
 # %% [markdown]
-# So time-outs decide how long a failure takes. With `torchrun --nnodes 1:2`, these do, all but the first
-# in `--rdzv-conf`:
+# So timeouts decide how long a failure takes. All but the first are set with `torchrun --rdzv-conf`:
 #
-# | Who waits | Setting | Default | Here |
+# | What waits | Setting | Default | Here |
 # |:--|:--|:--|:--|
 # | a collective | `init_process_group(timeout=...)` | 30 min (NCCL 10) | 4 s |
-# | a rendezvous that has enough hosts, for more | `last_call_timeout` | 30 s | 1 s |
-# | the others, until a silent host is out | `keep_alive_interval` × `keep_alive_max_attempt` | 5 s × 3 | 1 s × 3 |
+# | a rendezvous with enough hosts, for more hosts | `last_call_timeout` | 30 s | 1 s |
+# | the other hosts, until a silent host is removed | `keep_alive_interval` × `keep_alive_max_attempt` | 5 s × 3 | 1 s × 3 |
 # | a host, for an answer of the store | `read_timeout` | 60 s | 5 s |
 
 # %% [markdown]
-# Your `elastic.py` runs on two hosts, as in notebook 06. All processes on host 1 are killed, and a
-# replacement, host 2, starts at once. Where this machine cannot have hosts, the cells say so.
+# Your `elastic.py` runs on two hosts, as in notebook 06. All processes on host 1 are killed, and a replacement,
+# host 2, starts at once. On a machine that cannot emulate hosts, the cells say so.
 
 # %%
 refused = lab.lose_host("elastic.py", lost="processes")
 lab.show_hosts(refused)
 
 # %% [markdown]
-# Whether the replacement gets in depends on torch. This is what yours did:
+# Whether the replacement can join depends on the version of torch. Yours did this:
 
 # %%
-lab.why_refused(refused)
+lab.show_refusal(refused)
 
 # %% [markdown]
-# The same with that variable, and with the worse failure: the link of host 1 is cut, and nobody is told.
-# Host 0 goes on alone, from the last checkpoint, until host 2 comes. In the end all processes on host 0
-# are killed, where the store of the rendezvous is.
+# Now the same with that variable, and with a worse failure: the link of host 1 is cut, and no other host is told.
+# Host 0 continues alone from the last checkpoint until host 2 joins. At the end all processes on host 0 are
+# killed, and with them the store of the rendezvous.
 
 # %%
 replaced = lab.lose_host("elastic.py", lost="link",
@@ -685,62 +729,67 @@ lab.show_hosts(replaced)
 lab.show_host_restarts(replaced)
 
 # %% [markdown]
-# **Notice:** detection is the time-out of a collective, and the end of a process. Steps that were run again
-# had the same loss on one host as on two. Whoever joins restarts all: a replacement costs a rendezvous, a
-# start and loading once more. And without host 0, host 2 ended too: the store is a **single point of
-# failure**. Then a scheduler starts the job anew, from the checkpoint.
+# **Notice:** a cut link is detected by the timeout of a collective; a dead process is detected at once.
+#
+# The repeated steps had the same loss on one host as on two. A host that joins restarts all ranks: a rendezvous,
+# a start and a load.
+#
+# Without host 0, host 2 ended too: the store is a **single point of failure**. Then a scheduler must start the
+# job again, from the checkpoint.
 
 # %% [markdown]
-# ## How often to save
+# ## The checkpoint interval
 #
-# A checkpoint that nobody needs costs the time to write it. One that is missing costs all work since
-# the last. Checkpoints of large models are large: bf16 parameters, and in fp32 a copy and Adam's two
-# moments, 14 bytes for each parameter.
+# A checkpoint that is never loaded costs the time to write it. A missing checkpoint costs all work since the last
+# one. Checkpoints of large models are large, 14 bytes per parameter: bf16 parameters, their fp32 copy, and Adam's
+# two moments in fp32.
 
 # %%
 lab.show_checkpoint_sizes()
 
 # %% [markdown]
-# (The 405B row at 2 TB/s is Llama 3's: its report gives the storage's bandwidth in section 3.3.1.) And
-# failures are not rare. The **mean time between failures** (MTBF) of a job falls with the number of its
-# GPUs, because it ends when any of them fails.
+# (The 405B row at 2 TB/s is Llama 3's storage, section 3.3.1 of its
+# *[report](https://arxiv.org/abs/2407.21783)*.)
+#
+# Failures are not rare. The **mean time between failures** (MTBF) of a job is inversely proportional to the
+# number of its GPUs, if GPUs fail independently: a failure of any GPU ends the job.
 
 # %%
-for report in lab.RATES:
-    print(f"{report.name}, {report.gpus:,} GPUs: a failure every {report.mtbf_hours:.1f} h, "
-          f"{report.mtbf_hours * report.gpus:,.0f} h for one GPU")
+lab.show_failure_rates()
 
 # %% [markdown]
-# These are from Llama 3's report (arXiv 2407.21783, section 3.3.4); from Meta's on its research clusters
-# (arXiv 2410.21680), which measured jobs of 1,024 GPUs and projects 16,384; and from OPT-175B's (arXiv
-# 2205.01068, section 2.5): 35 restarts by hand, and at least 70 automatic ones, in two months.
+# The sources are Llama 3's *[report](https://arxiv.org/abs/2407.21783)* (section 3.3.4); Meta's
+# *[report](https://arxiv.org/abs/2410.21680)* on its research clusters, which measured jobs of 1,024 GPUs and
+# projects 16,384; and *[OPT-175B's](https://arxiv.org/abs/2205.01068)* (section 2.5), with 35 manual and at least
+# 70 automatic restarts in two months.
 
 # %% [markdown]
-# Why is a GPU of the same clusters 3.6 times more reliable when it is projected? The projection is from
-# failures of *hosts*: 6.5 in 1,000 days of one host, which has 8 GPUs.
+# Why is a GPU of the same clusters 3.6 times more reliable in the projection? The projection uses the failures of
+# *hosts*: 6.5 in 1,000 days of one host, which has 8 GPUs.
 
 # %%
 for gpus in (1024, 16_384):
     hours = 24 / (6.5 / 1000 * gpus / 8)
-    print(f"{gpus:6,} GPUs: by the rate of hosts, a failure every {hours:.1f} h")
+    print(f"{gpus:6,} GPUs: from the failure rate of hosts, a failure every {hours:.1f} h")
 
 # %% [markdown]
-# So the law holds for one cause, and gives 1.8 h; but the measured jobs of 1,024 GPUs ended every 7.9 h, not
-# every 28.8. The rate of hosts does not count what else ends a job. Take the MTBF of your own jobs.
+# So the projection of 1.8 h follows from the failures of hosts alone. But the measured jobs of 1,024 GPUs failed
+# every 7.9 h, not every 28.8 h, because a job also ends for reasons other than a host. Therefore measure the MTBF
+# of your own jobs.
 
 # %% [markdown]
-# So a job computes for an interval, saves, and so on until its work is done; the last piece may be shorter,
-# and is saved too. A failure loses everything since the last finished save. A restart follows, which may
-# fail as well.
+# A job computes for an interval, saves, and repeats this until its work is done. The last interval may be shorter,
+# and its work is saved too. A failure loses everything since the last finished save. Then follows a restart,
+# during which the job may fail again.
 
 # %% [markdown]
-# ### Exercise 8.7 · A job that fails
+# ### Exercise 8.7 · Wall time with failures
 #
 # *Difficulty 3 of 5 · 20 minutes · target: right to the minute, whenever failures come*
 #
-# Follow such a job from event to event: it computes for `interval`, saves for `save`, restarts for
-# `restart`. `gaps` gives the time to the first failure, then from each failure to the next; it may never
-# end. Return the time from the start to the end of the last save.
+# Simulate such a job from event to event. It computes for `interval`, saves for `save`, and restarts for
+# `restart`. The iterable `gaps` gives the time to the first failure, and then the time from each failure to the
+# next; it may be infinite. Return the time from the start to the end of the last save.
 
 # %%
 # Exercise 8.7: wall time of a job; all times in the same unit
@@ -763,11 +812,11 @@ def wall_time(work, interval, save, restart, gaps):
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# Two things can happen next: the failure comes, or restart, piece and save end before it. What does the
-# clock show then, what is done, and how long is it until the failure after that?
+# Two events can come next: the failure, or the end of restart, work and save. What does the clock show after each
+# of them, how much work is saved, and how long is it until the next failure?
 #
-# Keep four numbers: the clock, what is saved, the restart that is still to come (0 at the start), and
-# the time until the next failure. Each turn of a loop is one of the two events.
+# Keep four numbers: the clock, the saved work, the restart time still to come (0 at the start), and the time until
+# the next failure. Each iteration of a loop is one of the two events.
 #
 # </details>
 
@@ -775,8 +824,8 @@ def wall_time(work, interval, save, restart, gaps):
 lab.check_wall_time(wall_time)
 
 # %% [markdown]
-# Guess: saves take 5 minutes, restarts 10, and a failure comes every 6 hours. How many minutes should a
-# job compute between two saves?
+# Guess: a save takes 5 minutes, a restart 10, and a failure comes every 6 hours. How many minutes should the job
+# compute between two saves?
 
 # %%
 # A guess, for the picture below
@@ -786,57 +835,58 @@ my_guess = 57
 labs.guess("8.7", "minutes between two saves, a failure every 6 hours", my_guess)
 
 # %% [markdown]
-# Your function against formulas, for 5,000 failures at each point. With a save of δ and a mean time
-# between failures M, Young's interval is √(2δM); Daly (2006) added terms for saves that are not short. His
-# closed form gives the wall time itself.
+# The picture compares your function with formulas, over 5,000 failures at each point. With a save of δ and a mean
+# time between failures M, Young's interval is √(2δM). Daly (2006) added terms for saves that are not short
+# compared with M. His closed form gives the expected wall time.
 
 # %%
 lab.show_intervals(wall_time)
 
 # %% [markdown]
-# **Notice:** the least is flat. Young's formula costs nothing that matters, until a save takes a third of
-# the time between two failures; and to save twice too seldom costs as much as twice too often.
+# **Notice:** the minimum is flat: half or twice the optimal interval costs about the same.
+#
+# Young's formula is good enough until a save takes a third of the time between two failures.
 
 # %% [markdown]
-# Daly's optima for these three are 117, 57 and 9.1 minutes. How exact are formulas for the wall time itself?
-# With an interval τ and a restart R, the first order is 1 + δ/τ + (τ/2 + R)/M: saves, half an interval
-# lost in each failure, and a restart.
+# Daly's optima for these three are 117, 57 and 9.1 minutes. How exact are formulas for the wall time itself? With an
+# interval τ and a restart R, the first-order approximation is 1 + δ/τ + (τ/2 + R)/M: saves, half an interval lost
+# per failure, and a restart.
 
 # %%
 lab.show_formulas(wall_time)
 
 # %% [markdown]
-# **Notice:** the closed form is within 1 % of your wall time while failures are independent. The first order
-# leaves out failures in saves, in restarts and in work that is done again: where these are frequent, it
-# promises about half of the time.
+# While failures are independent, the closed form is within 1 % of your wall time. The first order leaves out
+# failures during saves, restarts and repeated work. Where failures are frequent, it predicts only about half of
+# the time.
 
 # %% [markdown]
-# Both take failures to be independent of each other. Real ones come in clusters (Schroeder and Gibson, 2006):
-# a broken switch fails again, a long calm follows. With the same mean time between failures:
+# Both formulas assume independent failures. Real failures come in clusters (Schroeder and Gibson, 2006): a broken
+# switch fails again, and a long quiet period follows. With the same mean time between failures:
 
 # %%
 lab.show_clusters(wall_time)
 
 # %% [markdown]
-# **Notice:** clusters cost less, because much fits between them. Where failures are that frequent, the
-# best interval is longer than Daly's, but Daly's is not far from the least.
+# Clustered failures cost less, because more work fits between the clusters.
+#
+# If they are very frequent, the best interval is longer than Daly's, but Daly's is close to the minimum.
 
 # %% [markdown]
-# ## What failed
+# ## Optional: causes of interruptions
 #
-# In 54 days Llama 3's training on 16,384 GPUs was interrupted unexpectedly 419 times. The report's table 5
-# gives a count and a percentage for each cause:
+# In 54 days Llama 3's training on 16,384 GPUs had 419 unexpected interruptions. Table 5 of the
+# *[report](https://arxiv.org/abs/2407.21783)* gives a count and a percentage for each cause:
 
 # %%
-for cause in lab.LLAMA_3:
-    print(f"{cause.count:4} {cause.percent:5} %  {cause.name}")
+lab.show_interruptions()
 
 # %% [markdown]
-# ### Exercise 8.8 · A printed mistake
+# ### Exercise 8.8 · Optional: a misprint in a published table
 #
 # *Difficulty 1 of 5 · 5 minutes · target: the row of Llama 3's table, and those of twelve other tables*
 #
-# One percentage does not follow from its count. `misprint(causes, total)` returns the cause's name, the
+# One percentage does not match its count. `misprint(causes, total)` returns three values: the cause's name, the
 # percentage that its count gives, and the count that its percentage gives.
 
 # %%
@@ -851,28 +901,40 @@ def misprint(causes, total):
 lab.check_misprint(misprint)
 
 # %% [markdown]
-# Which of both is right? The report says that GPUs and their memory caused 58.7 % of all.
+# Which of the two is right? The report says that GPUs and their memory caused 58.7 % of all.
 
 # %%
 lab.show_readings(misprint)
 
 # %% [markdown]
-# **Notice:** either reading fits one more printed number, and contradicts another: with 148 the counts add
-# up to 419, with 30.1 % GPUs cause 58.7 %. The report alone does not decide it.
+# Each reading agrees with one more printed number, and contradicts another. With the count 148 the counts sum to
+# 419; with 30.1 % GPUs cause 58.7 %. The report alone does not decide it.
 
 # %% [markdown]
-# **Goodput** is the share of the time in which work was done that was kept. Llama 3's report says "higher
-# than 90 %". What could it be? `lab.young(mtbf, save)`, `lab.daly(mtbf, save)`,
-# `lab.expected_wall(work, interval, save, restart, mtbf)` and your `wall_time` are there.
+# ## Goodput
+#
+# **Goodput** is the fraction of wall time spent on work that was not lost. Llama 3's
+# *[report](https://arxiv.org/abs/2407.21783)* says "higher than 90 %". Which goodput do failures and saves allow?
+# Two functions give Daly's optimal interval and his expected wall time, for example with a save of 5 minutes, a
+# restart of 10, and a failure every 6 hours:
+
+# %%
+interval = lab.daly(mtbf=360, save=5)
+interval, lab.expected_wall(work=1, interval=interval, save=5, restart=10, mtbf=360)
 
 # %% [markdown]
-# ### Exercise 8.9 · The time that a large job keeps
+# ### Exercise 8.9 · Checkpoint interval and goodput
 #
 # *Difficulty 3 of 5 · 15 minutes · target: within 0.2 % of the best goodput*
 #
-# Given are the GPUs, the mean hours between failures of one GPU, bytes of a checkpoint, bytes per second of
-# the storage, and seconds of a restart. The job saves synchronously: all GPUs wait while it writes. Return a
-# dictionary with `"interval"`, the seconds between two saves, and `"goodput"`.
+# Given are the number of GPUs, the MTBF of one GPU in hours, the bytes of a checkpoint, the storage's bytes per
+# second, and the seconds of a restart. Return a dictionary with `"interval"`, the seconds between two saves, and
+# `"goodput"`.
+
+# %% [markdown]
+# Assume synchronous saving: all GPUs wait until the storage has the complete checkpoint. With the asynchronous
+# saver of exercise 8.5 they no longer wait for the storage, but only for the copy into host memory, which takes
+# milliseconds. The picture below shows both.
 
 # %%
 # A guess, for exercise 8.9
@@ -882,7 +944,7 @@ my_guess = 92
 labs.guess("8.9", "percent kept by 16,384 GPUs whose 405B checkpoint goes to 2 TB/s", my_guess)
 
 # %%
-# Exercise 8.9: how often a job saves, and what it keeps
+# Exercise 8.9: the interval between two saves, and the goodput
 def save_plan(gpus, gpu_hours, checkpoint_bytes, bandwidth, restart):
     ### BEGIN SOLUTION
     mtbf, save = 3600 * gpu_hours / gpus, checkpoint_bytes / bandwidth
@@ -894,11 +956,11 @@ def save_plan(gpus, gpu_hours, checkpoint_bytes, bandwidth, restart):
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# One GPU fails every `gpu_hours` hours. How often does one of 16,384 fail? And how many seconds take so
-# many bytes?
+# One GPU fails every `gpu_hours` hours. How often does one of 16,384 GPUs fail? And how many seconds does it take
+# to write the checkpoint?
 #
-# With both numbers, a formula gives the interval, and the closed form the wall time of any amount of
-# work. Mind hours and seconds.
+# From these two numbers, one formula gives the interval. The closed form gives the wall time of any amount of work.
+# Do not mix hours and seconds.
 #
 # </details>
 
@@ -909,18 +971,33 @@ lab.check_save_plan(save_plan)
 lab.show_goodput(save_plan)
 
 # %% [markdown]
-# **Notice:** dashed is what an asynchronous saver keeps, whose step does not wait for the storage, and who
-# writes one checkpoint after the other. It needs far less bandwidth: while it writes, the job computes.
-# But with 131,072 such GPUs no storage helps, and no thread: at 10 TB/s more than a third of the time is
-# lost all the same, to restarts of ten minutes. Then restarts must become faster, or failures must no
-# longer end the job.
+# **Notice:** dashed is asynchronous saving, with one checkpoint written after the other. It needs far less
+# bandwidth, because training continues during the write.
+#
+# With 131,072 such GPUs even asynchronous saving is not enough: at 10 TB/s more than a third of the time is lost to
+# restarts of ten minutes. Then restarts must become faster, or a failure must no longer stop the whole job.
 
 # %% [markdown]
-# ## Silent corruption
+# ## Third sitting · 75 minutes
 #
-# Six of those 419 interruptions were **silent data corruption**: a chip computed a wrong number, or memory
-# gave back another bit than it was given, and nothing raised an error. What one bit does to a float32
-# depends on which one it is: 0 to 22 are the mantissa, 23 to 30 the exponent, 31 is the sign.
+# | | |
+# |:--|:--|
+# | **Core** | 8.10, 8.11 |
+# | **Optional** | 8.12 |
+# | **In a new kernel** | run the first two code cells; for 8.12's comparison, those of exercise 8.6 too |
+#
+# You will be able to:
+#
+# - find the replica whose bits differ, and say which corruption no digest can find;
+# - find the rank that is slow, and say why;
+# - compare elastic restart with replica groups.
+
+# %% [markdown]
+# ## Silent data corruption
+#
+# Six of the 419 unexpected interruptions of Llama 3's training were **silent data corruption**: a chip computed a
+# wrong number, or memory returned another bit than was stored, and no error was raised. What one bit does to a
+# float32 depends on its position: bits 0 to 22 are the mantissa, 23 to 30 the exponent, 31 is the sign.
 
 # %%
 for bit in (0, 20, 26, 30, 31):
@@ -929,8 +1006,8 @@ for bit in (0, 20, 26, 30, 31):
     print(f"bit {bit:2}: 0.01 becomes {weight.item():.8g}")
 
 # %% [markdown]
-# Four replicas train under DDP, and one bit of one weight flips in one of them. Guess: after how many of
-# the 32 bits does the mean loss of the next steps change by more than it changes from batch to batch?
+# Four replicas train under DDP, and one bit of one weight flips in one of them. Guess: for how many of the 32 bits
+# does the mean loss of the next steps change by more than it differs from batch to batch?
 
 # %%
 # A guess, for the picture below
@@ -940,27 +1017,29 @@ my_guess = 8
 labs.guess("8.10", "of 32 bits that the loss shows", my_guess)
 
 # %% [markdown]
-# After every step, all replicas have the same bits: same start, same averaged gradients, same arithmetic.
-# A rank that has others is corrupt. To find it, nobody needs to send parameters: a digest of each tensor is
-# enough. It must be of the *bits*, because -0.0 equals 0.0, and NaN does not equal itself;
-# `lab.tensor_bytes(tensor)` returns those that this rank has. `dist.get_process_group_ranks(group)` lists a
-# group's ranks by their numbers in the job.
+# After every step, all DDP replicas have the same bits: the same start, the same averaged gradients, the same
+# arithmetic. A replica with other bits is corrupt. To find it, ranks need not send parameters: a digest of each
+# tensor is enough. It must be a digest of the *bits*, because -0.0 equals 0.0, and NaN does not equal itself.
+
+# %%
+zero = torch.tensor([0.0])
+lab.tensor_bytes(zero), lab.tensor_bytes(-zero), zero == -zero  # the bits of this rank's shard
 
 # %% [markdown]
-# ### Exercise 8.10 · The rank that differs
+# ### Exercise 8.10 · Find the corrupt replica
 #
 # *Difficulty 3 of 5 · 20 minutes · target: any bit of any tensor, for at most 400 bytes a tensor and rank*
 #
-# Return, on every rank of `group`, the same dictionary: the name of each tensor, parameter or buffer, in
-# which they differ, and the list of ranks that do not have what more than half have. If no more than half
-# agree, nobody can say who is right: then the list is empty.
+# Return the same dictionary on every rank of `group`: the name of each parameter or buffer that differs, and the
+# list of ranks whose digest is not the majority's. Without a majority (more than half) nobody can say who is right:
+# then the list is empty. `dist.get_process_group_ranks(group)` lists the group's global ranks.
 
 # %%
 # Exercise 8.10: {name: ranks that differ}
 def find_corrupt(module, group):
     ### BEGIN SOLUTION
     named = [*module.named_parameters(), *module.named_buffers()]
-    own = {name: lab.digest(lab.tensor_bytes(tensor)) for name, tensor in named}
+    own = {name: hashlib.sha256(lab.tensor_bytes(tensor)).hexdigest() for name, tensor in named}
     ranks, found = dist.get_process_group_ranks(group), {}
     everyone = [None] * len(ranks)
     dist.all_gather_object(everyone, own, group=group)
@@ -976,11 +1055,11 @@ def find_corrupt(module, group):
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# What does each rank need to know of the others, to say the same as they do? It is one digest for each
-# tensor of each rank. And rank 0 is no better judge than the others.
+# What does each rank need from the others to reach the same verdict? It needs one digest of each tensor of each
+# rank. Rank 0 may be the corrupt one, so it is no reference.
 #
-# Make a dictionary of this rank's digests, buffers included; gather those of all ranks; then, for each
-# name, count how often each digest occurs.
+# Make a dictionary of this rank's digests, buffers included. Gather those of all ranks. Then, for each name, count
+# how often each digest occurs.
 #
 # </details>
 
@@ -991,41 +1070,43 @@ lab.check_find_corrupt(find_corrupt)
 lab.show_flips(find_corrupt)
 
 # %% [markdown]
-# **Notice:** the loss shows one bit, which makes the weight 2¹²⁸ times as large: it is NaN at once. Then the
-# averaged gradients carry NaN to all replicas, which are equal again. After any other bit, training goes on as if
-# nothing had happened, and the replica stays different. So compare digests often.
+# **Notice:** the loss reveals only one bit, which makes the weight 2¹²⁸ times as large.
+#
+# After that flip the loss is NaN at once, and the averaged gradients carry NaN to all replicas, which are then equal
+# again. After any other flip, training continues as if nothing had happened, and the replica stays different. So
+# compare digests often.
 
 # %% [markdown]
-# That was a parameter. A gradient is wrong on one rank, too, when a bit flips in it; but then it is
-# averaged. When does it matter whether the bit flips before or after the all-reduce?
+# That was a bit of a parameter. A bit of a gradient can flip too, but gradients are averaged. Does it matter whether
+# the bit flips before or after the all-reduce?
 
 # %%
 lab.show_gradient_flips(find_corrupt)
 
 # %% [markdown]
-# **Notice:** before the all-reduce, the wrong gradient goes into all replicas alike: they are equal, and all
-# wrong. The norm of each rank's own gradient shows a high bit. A low one is found only if another rank
-# computes the same gradient again: a second forward and backward, so done for a sample of steps at most.
+# If it flips before the all-reduce, all replicas get the same wrong gradient: they are equal, and all wrong. The norm
+# of each rank's own gradient reveals a high bit. A low bit is found only if another rank computes the same gradient
+# again. That costs a second forward and backward, so it is done only for some steps.
 
 # %% [markdown]
-# And under FSDP? Each shard exists once; there is nothing to compare it with, except itself: from one
-# step of the optimizer to the next, parameters must not change. So a rank takes a digest of its own shard
-# after a step, and again before the next.
+# And under FSDP? Each shard exists only once, so there is no replica to compare it with. But parameters must not
+# change between two optimizer steps. So a rank computes a digest of its own shard after a step, and again before the
+# next step.
 
 # %%
 lab.show_layouts(find_corrupt)
 
 # %% [markdown]
-# **Notice:** a shard's own digest finds what memory did, but no number that was wrong when it was
-# computed. HSDP has replicas again: your function runs over the group of ranks with the same shard. With
-# two of them, though, it can only say that they differ.
+# A shard's own digest finds corruption in memory, but no number that was computed wrongly. HSDP has replicas again:
+# your function runs over the group of ranks that hold the same shard. But with two replicas it can only say that
+# they differ.
 
 # %% [markdown]
 # ## Stragglers
 #
-# A **straggler** fails in nothing: it is only slow. But a step ends when the last rank's gradients have
-# come, so one slow GPU of 16,384 makes a slow job of all. Here one of three ranks begins to compute ten
-# times as much as the others. Guess: by how many percent do the steps of all become longer?
+# A **straggler** does not fail; it is just slow. But a step ends only when the last rank's gradients have arrived, so
+# one slow GPU of 16,384 slows down the whole job. Here one of three ranks begins to compute ten times as much as the
+# others. Guess: by how many percent do all ranks' steps become longer?
 
 # %%
 # A guess, for the picture below
@@ -1035,29 +1116,33 @@ my_guess = 60
 labs.guess("8.11", "percent longer steps of all ranks, with one slow rank of three", my_guess)
 
 # %% [markdown]
-# Each rank measures its own steps: `timings[rank][step]` has `.data`, seconds until it had its batch,
-# `.compute`, and `.collectives`, which is waiting and transfer together. At the end of a recorded run:
+# Each rank measures its own steps. `timings[rank][step]` has three times in seconds: `.data`, until the rank has its
+# batch; `.compute`; and `.collectives`, which is waiting and transfer together. These are medians at the end of a
+# recorded run:
 
 # %%
-for rank, steps in enumerate(lab.recorded_stragglers()["slow rank"].timings):
-    parts = {name: 1e3 * median(getattr(step, name) for step in steps[-10:])
-             for name in ("data", "compute", "collectives")}
-    print(f"rank {rank}, ms:", {name: round(each) for name, each in parts.items()},
-          "together", round(sum(parts.values())))
+lab.show_step_seconds()
 
 # %% [markdown]
-# **Notice:** all ranks' steps are about equally long, so the length of a step accuses nobody. The slow
-# rank is in collectives for the *shortest* time: the others wait there for it.
+# **Notice:** all ranks' steps are about equally long, so the length of a step does not identify the slow rank.
+#
+# The slow rank spends the *shortest* time in collectives, because the other ranks wait there for it.
 
 # %% [markdown]
-# ### Exercise 8.11 · Who is slow, and why
+# ### Exercise 8.11 · Find the straggler
 #
 # *Difficulty 4 of 5 · 30 minutes · target: 90 synthetic jobs on 2 to 16 ranks, and recorded ones*
 #
-# Return `(rank, cause, since)`: `"compute"`, `"data"` or `"link"` makes every step longer by a tenth or
-# more, from step `since` to the end, for at least five steps. A slow link has the rank None; the first ten
-# steps are without one. Return None if nobody is slow, or all compute longer. `lab.smooth(values)`
-# removes outliers.
+# Return `(rank, cause, since)`. The cause, `"compute"`, `"data"` or `"link"`, makes every step from `since` to the
+# end longer by a tenth of a step or more, for at least five steps. The first ten steps are healthy. A slow link has
+# the rank None. Return None if nobody is slow, or if all ranks compute longer.
+
+# %% [markdown]
+# Timings have outliers. `lab.smooth` takes the median of five neighbours: an outlier disappears, and a real change
+# stays where it is.
+
+# %%
+lab.smooth([1, 1, 9, 1, 1, 1, 5, 5, 5, 5])
 
 # %%
 # Exercise 8.11: (rank, cause, first slow step), or None
@@ -1082,11 +1167,11 @@ def find_straggler(timings):
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# For each suspect, make one list: by how many seconds it made each step longer. A rank is compared with
-# the others in the same step. The link is compared with its own past, and by the rank that waits least:
-# if even that one is in collectives longer, nobody is waited for.
+# For each suspect, make one list: by how many seconds it made each step longer. Compare a rank with the other ranks
+# in the same step. Compare the link with its own first steps, using the rank that waits least: if even that rank is
+# in collectives longer, no rank is waited for.
 #
-# Smooth the list. The last step in which it is below a tenth of a usual step is the last healthy one.
+# Smooth the list. The last step with less than a tenth of a usual step is the last healthy one.
 #
 # </details>
 
@@ -1097,57 +1182,57 @@ lab.check_find_straggler(find_straggler)
 lab.show_stragglers(find_straggler)
 
 # %% [markdown]
-# **Notice:** the slow rank's line rises above and falls below, for slow computing and slow data alike. With
-# a slow link only the lower lines rise, on all ranks. Which link it is, these seconds do not say: notebook
-# 06 measures one link after the other.
+# The slow rank's line rises above and falls below, for slow computing and slow data alike. With a slow link only the
+# lower lines rise, on all ranks. These seconds do not say which link is slow: notebook 06 measures one link after the
+# other.
 
 # %% [markdown]
-# ## Optional: without a restart, with torchft
+# ## Optional: replica groups with torchft
 #
-# Two ranks of 16,384 fail, and elastic restart stops all others, each time. **torchft**, a library of the
-# PyTorch project, cuts the job into **replica groups**. Each is a whole copy of the model, with FSDP
-# inside if it is large, and a launch of its own. Groups share nothing but the all-reduce of gradients. So
-# a group that fails takes no other with it.
+# When a few of 16,384 ranks fail, elastic restart stops all others, each time. **torchft**, a library of the PyTorch
+# project, partitions the job into **replica groups**. Each group has a full replica of the model, sharded with FSDP
+# inside if it is large, and a launch of its own. Groups share only the all-reduce of gradients. So the failure of
+# one group does not stop the others.
 
 # %% [markdown]
-# A small program, the **lighthouse**, says anew at each step who takes part: the **quorum**. Each group
-# sends it heartbeats. In your training loop two objects are torchft's:
+# A small program, the **lighthouse**, decides at each step which groups take part: the **quorum**. Each group sends it
+# heartbeats. Two objects in your training loop are torchft's:
 #
-# | Call | does |
+# | Call | What it does |
 # |:--|:--|
-# | `optimizer.zero_grad()` | asks for the quorum of this step; if it is another one, makes a new process group |
-# | `manager.allreduce(p.grad)` | the mean over the quorum; never raises: an error spoils the step |
-# | `optimizer.step()` | steps only if nothing has spoiled the step; else it is taken again |
+# | `optimizer.zero_grad()` | asks for the quorum of this step; if it has changed, makes a new process group |
+# | `manager.allreduce(p.grad)` | averages over the quorum; never raises: an error marks the step as failed |
+# | `optimizer.step()` | updates only if the step has not failed; otherwise the step is repeated |
 
 # %% [markdown]
-# A group that joins has fallen behind, so it **heals**: it fetches the state of another group over HTTP,
-# which `state` returns there and `load` takes here. No checkpoint is read. Below each group has one rank;
-# the program that torchrun would start is this function. (torchft wraps DDP, too; but that wrapper of
-# version 0.2.0, which is pinned here, fails on gloo when another group dies during its all-reduce. *[Version
-# 0.3.0](https://github.com/meta-pytorch/torchft/releases/tag/v0.3.0)* mended that.)
+# A group that joins has old parameters, so it **heals**: it fetches the state of another group over HTTP, with that
+# group's `state_dict` and its own `load_state_dict`. It reads no checkpoint.
+#
+# Below each group has one rank, and `torchrun` would start this function. (torchft also wraps DDP, but the wrapper of
+# version 0.2.0, which is pinned here, fails on gloo when another group dies during its all-reduce.
+# *[Version 0.3.0](https://github.com/meta-pytorch/torchft/releases/tag/v0.3.0)* fixed that.)
 
 # %%
 def train_replica(name):
     from torchft import Manager, Optimizer, ProcessGroupGloo
-    model, adamw = lab.replica_model()
-    state, load = lab.replica_state(model, adamw)
-    manager = Manager(ProcessGroupGloo(), load, state, min_replica_size=1, replica_id=name)
-    optimizer = Optimizer(manager, adamw)
-    while lab.goes_on(manager):
+    job = lab.ReplicaJob()  # a small model and its AdamW
+    manager = Manager(ProcessGroupGloo(), job.load_state_dict, job.state_dict,
+                      min_replica_size=1, replica_id=name)
+    optimizer = Optimizer(manager, job.optimizer)
+    while job.should_continue(manager):
         optimizer.zero_grad()
-        x, y = lab.replica_batch(manager)
-        loss = torch.nn.functional.cross_entropy(model(x), y)
+        x, y = job.next_batch(manager)
+        loss = torch.nn.functional.cross_entropy(job.model(x), y)
         loss.backward()
-        for work in [manager.allreduce(p.grad) for p in model.parameters()]:
+        for work in [manager.allreduce(p.grad) for p in job.model.parameters()]:
             work.wait()
         optimizer.step()
-        lab.report_step(manager, loss)
-    return model
+        job.record_step(manager, loss)
+    return job.model
 
 # %% [markdown]
-# Now group 1 is killed, and 2.5 seconds later a replacement is started. A group counts as dead after 2 s
-# without a heartbeat here (`--heartbeat_timeout_ms`, by default 5000). Guess: for how many seconds does
-# nobody train?
+# Now group 1 is killed, and a replacement starts 2.5 seconds later. A group counts as dead after 2 s without a
+# heartbeat here (`--heartbeat_timeout_ms`, by default 5000). Guess: for how many seconds does nobody train?
 
 # %%
 # A guess, for the picture below: a mark on the row of group 0
@@ -1161,41 +1246,44 @@ replicas = lab.run_replicas(train_replica)
 lab.show_replicas(replicas)
 
 # %% [markdown]
-# **Notice:** nobody restarted group 0. It waited until the lighthouse had given up group 1, and went on
-# alone, with the parameters that it had: no finished step was lost. The replacement begins with a high
-# loss, because its own parameters are new; at the next step it has group 0's. In the end both are equal:
+# **Notice:** group 0 was not restarted.
+#
+# It waited until the lighthouse had removed group 1, and continued alone with the parameters that it had: no
+# finished step was lost. The replacement begins with a high loss, because its own parameters are new; at the next
+# step it has group 0's. In the end both groups are equal:
 
 # %%
 lab.show_digests(replicas)
 
 # %% [markdown]
-# What did it cost, beside the restarts above? Work that is lost while half of the job trains counts half.
+# What did this failure cost, compared with the restarts of exercise 8.6? Time in which half of the job trains counts
+# half.
 
 # %%
 lab.show_time_lost(replicas, run)
 
 # %% [markdown]
-# **Notice:** here torchft gains nothing, because this job of two ranks restarts in seconds; a large job
-# needs minutes, and waits for all of its hosts. The next exercise shows where the two part.
+# Here torchft gains little or nothing, because this job of two ranks restarts in seconds. A large job needs minutes,
+# and waits for all of its hosts. The next exercise shows where the two methods diverge.
 
 # %% [markdown]
-# While a group is missing, a step has fewer samples, so its gradient is noisier, and the
-# learning rate does not know. And torchft needs at least two whole copies of the model, and memory for
-# them. The lighthouse is a single point of failure: without it there is no quorum, and all groups stop.
-# It does nothing else, so it fails rarely; a checkpoint on disk is needed all the same.
+# While a group is missing, a step has fewer samples: its gradient is noisier, and the learning rate is not adapted.
+# torchft also needs at least two full replicas of the model, and the memory for them. The lighthouse is a single
+# point of failure: without it there is no quorum, and all groups stop. It is a small program, so it rarely fails; but
+# a checkpoint on disk is still needed.
 
 # %% [markdown]
-# ### Exercise 8.12 · What replica groups keep
+# ### Exercise 8.12 · Goodput of replica groups
 #
 # *Difficulty 4 of 5 · 20 minutes · target: 41 jobs, exactly*
 #
-# `failures` lists (time, group), by time. From each on, nobody trains for `wait`, and that group is
-# missing for `restart`; if it fails again in that time, its restart begins anew. While n of `groups`
-# train, n/`groups` of the work is done. Return the share that is done from 0 to `end`. Saves do not count.
+# `failures` lists (time, group), sorted by time. After each failure, nobody trains for `wait`, and that group is
+# missing for `restart`; if it fails again meanwhile, its restart begins again. While n of `groups` train, the job
+# makes n/`groups` of its progress. Return the fraction of the work that is done from 0 to `end`. Ignore saves.
 
 # %%
-# Exercise 8.12: the share of its work that a job of replica groups does, from 0 to 1
-def kept_share(groups, failures, wait, restart, end):
+# Exercise 8.12: the goodput of a job of replica groups, from 0 to 1
+def replica_goodput(groups, failures, wait, restart, end):
     ### BEGIN SOLUTION
     changes = {time + later for time, _ in failures for later in (0, wait, restart)}
     cuts = sorted({0, end, *(time for time in changes if time < end)})
@@ -1211,64 +1299,66 @@ def kept_share(groups, failures, wait, restart, end):
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# When does the number of groups that train change? Between two such times it is constant.
+# At which times does the number of training groups change? Between two such times it is constant.
 #
-# Collect these times from all failures, sort them, and go through neighbours. For each pair: which groups
-# failed less than `restart` ago, and did any fail less than `wait` ago? Two failures of one group make one
+# Collect these times from all failures, sort them, and go through neighbouring pairs. For each pair: which groups
+# failed less than `restart` ago, and did any group fail less than `wait` ago? Two failures of one group make one
 # missing group.
 #
 # </details>
 
 # %%
-lab.check_kept_share(kept_share)
+lab.check_replica_goodput(replica_goodput)
 
 # %% [markdown]
-# Exercise 8.9 ended with 131,072 GPUs, which fail too often for restarts of ten minutes. Here are the same
-# failures and restarts, with the GPUs cut into replica groups; after a failure all wait for 10 s. One
-# group is elastic restart.
+# Exercise 8.9 ended with 131,072 GPUs, which fail too often for restarts of ten minutes. Here are the same failures and
+# restarts, with the GPUs partitioned into replica groups. After a failure all groups wait for 10 s. One group is the
+# same as elastic restart.
 
 # %%
-lab.show_replica_groups(kept_share)
+lab.show_replica_groups(replica_goodput)
 
 # %% [markdown]
-# **Notice:** each doubling of the groups takes away nearly half of what is lost, until only the waits of
-# all are left (dashed). Then the wait must become shorter, not the groups smaller.
+# Each doubling of the number of groups removes nearly half of the loss, until only the common waits are left (dashed).
+# Then a shorter wait helps, and smaller groups do not.
 
 # %% [markdown]
 # ## How it usually goes wrong
 #
 # | Symptom | Cause |
 # |:--|:--|
-# | after a restart, only the first loss fits | moments or RNG not saved |
-# | after a restart, losses are too good | samples seen twice in an epoch |
-# | the newest checkpoint does not load | written in place |
-# | restarts, no progress | saves more seldom than failures |
+# | after a restart, only the first loss is equal | moments or random states not saved |
+# | after a restart, losses are too low | samples repeated in an epoch |
+# | the newest checkpoint does not load | overwritten in place |
+# | restarts, no progress | interval longer than the MTBF |
 # | a file has weights of two steps | no snapshot |
-# | a new host joins, and all end | an old address |
-# | replicas drift apart | a flipped bit |
+# | a new host joins, and all hosts fail | an old address in the store |
+# | replicas diverge | a flipped bit |
 
 # %% [markdown]
 # ## I can …
 #
-# - name all that a job must save, and prove that nothing is missing
-# - write a checkpoint that is whole whenever its writer is killed
+# - name everything that a checkpoint must contain, and prove that nothing is missing
+# - write a checkpoint atomically, and verify it before loading
 # - load it on another number of ranks
-# - save while the job computes, and predict the host memory that it takes
+# - save asynchronously, and predict the host memory of a snapshot
 # - say where the seconds between a failure and the next new step go
-# - choose the interval between saves, and say when a formula is wrong
-# - find the rank whose bits, or whose speed, differ
+# - choose the checkpoint interval, and say when a formula is wrong
+# - find a corrupt replica and a straggler
 
 # %% [markdown]
 # ## What to read
 #
 # - Daly, *A higher order estimate of the optimum checkpoint interval*, 2006: where does √(2δM) fail?
-# - Grattafiori et al., *The Llama 3 Herd of Models*, 2024, section 3.3.4: what needed a person?
-# - Zhang et al., *OPT*, 2022, section 2.5: and here?
-# - Kokolis et al., *Revisiting Reliability*, 2024: how does the time between failures fall with size?
+# - Grattafiori et al., *[The Llama 3 Herd of Models](https://arxiv.org/abs/2407.21783)*, 2024, section 3.3.4: which
+#   failures needed a person?
+# - Zhang et al., *[OPT](https://arxiv.org/abs/2205.01068)*, 2022, section 2.5: which failures needed one here?
+# - Kokolis et al., *[Revisiting Reliability](https://arxiv.org/abs/2410.21680)*, 2024: how does the MTBF fall with the
+#   number of GPUs?
 # - Dixit et al., *Silent Data Corruptions at Scale*, 2021: how was a faulty core found?
 
 # %% [markdown]
 # ## What comes next
 #
-# Nothing more of ours: you have built what trains large models, and what keeps them alive. Take a job of
-# your own, write down what you expect of its memory, its traffic and its steps, and measure.
+# This is the last notebook: you have built what trains large models, and what lets a job survive failures. Take a job
+# of your own, write down what you expect of its memory, its traffic and its step time, and measure.

@@ -1,5 +1,5 @@
-"""Exercise 8.5: a checkpoint that is written while the job goes on, and the host's memory that it
-takes in flight and after it."""
+"""Exercise 8.5: a checkpoint that is written while training continues, and the host's memory that
+it takes in flight and after it."""
 
 import copy
 import io
@@ -18,7 +18,7 @@ from labs.faults.slow_disk import HeldDisk, late_threads, resident_bytes
 from labs.workers import processes
 
 OPENS_AFTER = 0.3  # seconds
-_SNAPSHOT_HINT = ("The job goes on as soon as save returns: all that belongs to the state is "
+_SNAPSHOT_HINT = ("Training continues as soon as save returns: all that belongs to the state is "
                   "copied before, by the thread that trains. lab.to_bytes(state) is a copy.")
 
 
@@ -33,9 +33,10 @@ def check_async_saver(saver_class: Callable):
         [measured] = on_ranks(_on_one_rank, saver_class, Path(folder), world_sizes=(1,),
                               timeout=45.0)
         on_ranks(_on_two_ranks, saver_class, Path(folder), world_sizes=(2,))
-    return ("save returns while a held disk has not written anything, and the file has the values "
-            "of the call; no two writes overlap, no error is lost, close waits; host memory: one "
-            f"snapshot, {SIZE / 1e6:.0f} MB predicted, {measured / 1e6:.0f} MB measured")
+    return ("save returns while a blocked disk has not written anything, and the file has the "
+            "values of the call; no two writes overlap, no error is lost, close waits; host "
+            f"memory: one snapshot, {SIZE / 1e6:.0f} MB predicted, {measured / 1e6:.0f} MB "
+            "measured")
 
 
 def _on_one_rank(saver_class, folder) -> int:
@@ -338,11 +339,11 @@ def judge_memory(saver_class: Callable, folder: Path) -> int:
     for bytes_held, when in zip(held, ("a save is in flight", "a second save waits for the first"),
                                 strict=False):
         if bytes_held > MAX_SNAPSHOTS * SIZE:
-            raise Wrong(f"while {when}, {bytes_held / 1e6:.0f} MB are held for a state of "
+            raise Wrong(f"while {when}, {bytes_held / 1e6:.0f} MB are allocated for a state of "
                         f"{SIZE / 1e6:.0f} MB", "lab.to_bytes(state) is the one copy that is "
                         "needed; it is made when the save before is done.", code="memory_kept")
     if held[-1] > MAX_KEPT * SIZE:
-        raise Wrong(f"after close {held[-1] / 1e6:.0f} MB are still held for a state of "
+        raise Wrong(f"after close {held[-1] / 1e6:.0f} MB are still allocated for a state of "
                     f"{SIZE / 1e6:.0f} MB", "Forget the snapshot when it is written.",
                     code="memory_kept")
     return held[0]

@@ -1,4 +1,4 @@
-"""Exercise 8.4: checkpoints of several ranks of which the newest whole one is found, whatever
+"""Exercise 8.4: checkpoints of several ranks of which the newest valid one is found, whatever
 happened to the others."""
 
 import os
@@ -31,7 +31,7 @@ SLOW = 0.4  # seconds that one rank needs longer than the others
 @check("8.4")
 def check_checkpoints(save_checkpoint: Callable, newest_checkpoint: Callable):
     """save_checkpoint(folder, step, state, group) on every rank, with a state of its own;
-    newest_checkpoint(folder) -> (path of the newest whole one or None, {name: what is wrong})."""
+    newest_checkpoint(folder) -> (path of the newest valid one or None, {name: what is wrong})."""
     with processes.temporary_folder() as temporary:
         folder = Path(temporary, "saved")
         folder.mkdir()
@@ -43,7 +43,7 @@ def check_checkpoints(save_checkpoint: Callable, newest_checkpoint: Callable):
         on_ranks(_save_slowly, save_checkpoint, newest_checkpoint, folder, world_sizes=(2,))
         _judge_empty(newest_checkpoint, Path(temporary, "empty"))
         _judge_kills(save_checkpoint, newest_checkpoint, Path(temporary, "kills"))
-    return (f"the newest whole checkpoint is found and each bad one named in {len(DAMAGES)} cases "
+    return (f"the newest valid checkpoint is found and each bad one named in {len(DAMAGES)} cases "
             f"of damage, and {KILLS} kills of a job of 2 ranks while it saved lost nothing")
 
 
@@ -75,7 +75,7 @@ def _judge_group(newest_checkpoint, folder):
     path, problems = _found(newest_checkpoint, folder, when)
     # dist.get_rank() without the group is another number
     if path is None:
-        raise Wrong(f"{when}, no whole checkpoint is found: {'; '.join(problems.values())}",
+        raise Wrong(f"{when}, no valid checkpoint is found: {'; '.join(problems.values())}",
                     "dist.get_rank(group) is the rank in the group.", code="not_found")
     for rank in range(2):
         file = shard_file(path, rank)
@@ -136,7 +136,7 @@ def _judge_synced(folder, step, calls):
     for name in (*(shard_file(path, rank).name for rank in range(len(safe))), MANIFEST):
         if not any(name in names for names in safe):
             raise Wrong(f"step {step}: {name} is not synced to the disk",
-                        "Your write_whole does it, for each file of a checkpoint.",
+                        "Your atomic_write does it, for each file of a checkpoint.",
                         code="not_synced")
 
 
@@ -175,10 +175,10 @@ def _judge_slow(save_checkpoint, newest_checkpoint, folder):
                     "all_gather after the writing tells it.", code="manifest_too_early")
     found, problems = _found(newest_checkpoint, folder, "where one rank is slow")
     if found != path:
-        raise Wrong(f"save_checkpoint has returned on rank {rank}, but the checkpoint is not whole "
-                    f"yet: {'; '.join(problems.values()) or 'it is not there'}",
-                    "Who goes on may be killed at once, and believes that the step is saved. All "
-                    "ranks wait until the manifest is there.", code="returns_too_early")
+        raise Wrong(f"save_checkpoint has returned on rank {rank}, but the checkpoint is "
+                    f"incomplete: {'; '.join(problems.values()) or 'it is not there'}",
+                    "A rank that continues may be killed at once, and assumes that the step is "
+                    "saved. All ranks wait until the manifest is there.", code="returns_too_early")
 
 
 def _found(newest_checkpoint, folder, when):
@@ -219,9 +219,9 @@ def _judge_found(path, problems, folder, damage):
         wanted = "nothing is" if want is None else f"{want.name} is the newest that is"
         hint = ("As text, step_9 is larger than step_10: compare the numbers."
                 if not damage.bad and named == "step_9" else
-                "A checkpoint is whole if its manifest can be read and each rank's file has the "
+                "A checkpoint is valid if its manifest can be read and each rank's file has the "
                 "digest that stands there.")
-        raise Wrong(f"with {damage.what} newest_checkpoint found {named}, but {wanted} whole", hint,
+        raise Wrong(f"with {damage.what} newest_checkpoint found {named}, but {wanted} valid", hint,
                     code="wrong_checkpoint")
     bad = {step_folder(folder, step).name: file for step, file in damage.bad.items()}
     # Invariant: each newer checkpoint that was passed over is named with its file, and no other is.
@@ -280,14 +280,14 @@ def _judge_after_kill(newest_checkpoint, folder, last, number) -> int:
     # checkpoint first, and one that returns before the other ranks have written.
     if newest < acknowledged:
         raise Wrong(f"{when}: save_checkpoint had returned for step {acknowledged}, but the newest "
-                    f"whole checkpoint is {'none' if not newest else f'step {newest}'}",
-                    "Keep the old ones until the new one is whole, and write its manifest last.",
+                    f"valid checkpoint is {'none' if not newest else f'step {newest}'}",
+                    "Keep the old ones until the new one is complete, and write its manifest last.",
                     code="save_lost")
     # Invariant: all files of a checkpoint are of one step. A kill between the writes of two ranks
     # leaves files of two steps where the same names are used again.
     for rank in range(2 if newest else 0):
         if not _is_of(torch.load(shard_file(path, rank)), newest, rank):
-            raise Wrong(f"{when}: {path.name} is said to be whole, but rank_{rank}.pt is of "
+            raise Wrong(f"{when}: {path.name} is said to be valid, but rank_{rank}.pt is of "
                         "another step", code="mixed_steps")
     return max(newest, last)
 

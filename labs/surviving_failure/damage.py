@@ -14,7 +14,7 @@ STEPS = (8, 9, 10)  # as text, 10 comes before 8 and 9
 @dataclass(frozen=True)
 class Damage:
     """what: in words. harm: does it to a folder that has checkpoints of STEPS, each of two ranks.
-    newest: the newest whole one afterwards. bad: the newer steps that are not, each with the file
+    newest: the newest valid one afterwards. bad: the newer steps that are not, each with the file
     that its problem must name."""
 
     what: str
@@ -48,7 +48,7 @@ def _all(folder):
 
 
 def _hundred(folder):
-    """Step 100, which is whole and newer than 10 and 9."""
+    """Step 100, which is valid and newer than 10 and 9."""
     shutil.copytree(step_folder(folder, 9), step_folder(folder, 100))
 
 
@@ -60,7 +60,7 @@ DAMAGES = (
     Damage("a file beside the checkpoints", lambda folder: (folder / "notes.txt").write_text("x"),
            10, {}),
     # Sizes find these; a flipped bit below leaves the size, and torch.load does not notice it.
-    Damage("a shard cut off", lambda folder: truncate(_shard(folder, 10, 1)), 9, {10: "rank_1"}),
+    Damage("a truncated shard", lambda folder: truncate(_shard(folder, 10, 1)), 9, {10: "rank_1"}),
     Damage("an empty shard", lambda folder: _shard(folder, 10, 0).write_bytes(b""), 9,
            {10: "rank_0"}),
     Damage("a flipped bit in a shard", lambda folder: flip_bit_in_file(_shard(folder, 10, 0)), 9,
@@ -68,7 +68,7 @@ DAMAGES = (
     Damage("a missing shard", lambda folder: _shard(folder, 10, 1).unlink(), 9, {10: "rank_1"}),
     Damage("a missing manifest", lambda folder: _manifest(folder, 10).unlink(), 9,
            {10: "manifest"}),
-    Damage("a manifest cut off", lambda folder: truncate(_manifest(folder, 10)), 9,
+    Damage("a truncated manifest", lambda folder: truncate(_manifest(folder, 10)), 9,
            {10: "manifest"}),
     Damage("an empty manifest", lambda folder: _manifest(folder, 10).write_bytes(b""), 9,
            {10: "manifest"}),

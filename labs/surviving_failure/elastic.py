@@ -39,8 +39,8 @@ _HINTS = {
 @check("8.6", _HINTS)
 def check_elastic(script: str = "elastic.py"):
     """Ranks of the script are killed, in steps and while they save, and started again, also on
-    another number of ranks: it must go on from the newest whole checkpoint, the same on all ranks,
-    and its losses must be those of the run that nobody killed."""
+    another number of ranks: it must resume from the newest complete checkpoint, the same on all
+    ranks, and its losses must be those of the uninterrupted run."""
     if waits := waits_for("8.6", script):
         return waits
     rng = new_generator()
@@ -57,9 +57,9 @@ def check_elastic(script: str = "elastic.py"):
         _judge_changing(script, plan, rng)
     with status("killed while it saves"):
         again = _judge_kills(script, plan, alone[0], losses, rng)
-    return (f"killed 5 times, in steps and while it saved, and each time it went on: from the "
-            f"newest whole checkpoint, on 2 and on 1 rank; of {STEPS} steps at most {again} were "
-            "run again after a kill; the losses are those of the run that nobody killed, on as "
+    return (f"killed 5 times, in steps and while it saved, and each time it resumed: from "
+            f"the newest complete checkpoint, on 2 and on 1 rank; of {STEPS} steps at most {again} "
+            "were run again after a kill; the losses are those of the uninterrupted run, on as "
             "many ranks to the last bit")
 
 

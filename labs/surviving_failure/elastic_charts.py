@@ -138,7 +138,7 @@ def _draw_steps(ax, run, alone):
 
 def _compared(curve, whole) -> str:
     equal = sum(curve.get(step) == loss for step, loss in whole.items())
-    return (f"wide: the run that nobody killed; {equal} of {len(whole)} losses are equal to the "
+    return (f"wide: the uninterrupted run; {equal} of {len(whole)} losses are equal to the "
             "last bit")
 
 

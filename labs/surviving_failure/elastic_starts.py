@@ -12,7 +12,7 @@ from labs.surviving_failure.forked_starts import Started
 from labs.words import counted, format_distinct, listed
 
 _SAMPLES = "The batches of the steps that are done are drawn, too, "
-_HALF = ("A checkpoint that is not whole must not be found: write it under another name, and let "
+_HALF = ("An incomplete checkpoint must not be found: write it under another name, and let "
          "rank 0 rename it when all ranks have written.")
 
 
@@ -112,7 +112,7 @@ def _first_steps(started, plan, when) -> list[int]:
     for rank, keys in enumerate(started.batches):
         if not keys:
             raise Wrong(f"{when}: rank {rank} does not train",
-                        "It goes on until options.steps steps are done.", code="does_not_train")
+                        "It continues until options.steps steps are done.", code="does_not_train")
         step = plan.step_of(keys[0], rank, started.start.ranks)
         if step is None:
             raise Wrong(f"{when}: rank {rank} trains on samples that are its own in no step",
@@ -125,7 +125,7 @@ def _judge_first(started, plan, firsts, killed_at, allowed, when) -> int:
     if len(set(firsts)) > 1:
         saw = (", to which the newest one was not visible yet, as on a network file system"
                if started.start.stale else "")
-        raise Wrong(f"{when}: rank 0 goes on with the samples of step {firsts[0]}, rank 1{saw}, "
+        raise Wrong(f"{when}: rank 0 continues with the samples of step {firsts[0]}, rank 1{saw}, "
                     f"with those of step {firsts[1]}",
                     "One rank decides which checkpoint is loaded, and tells the others: "
                     "dist.broadcast_object_list.", code="ranks_resume_apart")
@@ -137,8 +137,9 @@ def _judge_first(started, plan, firsts, killed_at, allowed, when) -> int:
                         code="wrong_first_step")
         return at
     if at == 0 and noted == 0 and 0 not in allowed:
-        hint = ("The old checkpoint stays, whole, until the new one is." if "while it saved" in when
-                else "Is a checkpoint found, and does `train` call resume()?")
+        hint = ("The old checkpoint stays until the new one is complete."
+                if "while it saved" in when else
+                "Is a checkpoint found, and does `train` call resume()?")
         raise Wrong(f"{when}: it begins with step 0 again, and all {killed_at} steps that were "
                     "done are lost", hint, code="starts_again")
     # The noted number comes from the checkpoint, the samples from the data: they disagree where the
@@ -155,15 +156,15 @@ def _judge_first(started, plan, firsts, killed_at, allowed, when) -> int:
 def _raise_far(plan, at, killed_at, allowed, when):
     newest = max(allowed)
     if at > killed_at or at > newest:
-        raise Wrong(f"{when}: it goes on with step {at}, and the newest checkpoint has {newest} "
-                    "steps: a step is left out", "After `done` steps, step number `done` is next: "
+        raise Wrong(f"{when}: it continues with step {at}, and the newest checkpoint has {newest} "
+                    "steps: a step is skipped", "After `done` steps, step number `done` is next: "
                     "they are counted from 0.", code="step_left_out")
     if newest - at < plan.every:
-        raise Wrong(f"{when}: it goes on with step {at}, and the newest checkpoint has {newest} "
+        raise Wrong(f"{when}: it continues with step {at}, and the newest checkpoint has {newest} "
                     "steps: a step that is in it is done twice", "After `done` steps, step number "
                     "`done` is next: they are counted from 0.", code="step_repeated")
-    raise Wrong(f"{when}: it goes on with step {at}, and the checkpoint of {newest} steps was "
-                "whole", "The newest one that is whole. As text, step_9 is larger than step_12.",
+    raise Wrong(f"{when}: it continues with step {at}, and the checkpoint of {newest} steps was "
+                "complete", "The newest complete one. As text, step_9 is larger than step_12.",
                 code="older_checkpoint")
 
 

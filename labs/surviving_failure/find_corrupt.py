@@ -206,7 +206,7 @@ def _judge(find_corrupt, module, group, case, layout=""):
         raise Wrong(f"{what}: its collectives move {traffic.bytes:,} bytes on rank {rank}; a name "
                     f"and a digest of {len(tensors)} tensors of {len(members)} ranks are at most "
                     f"{limit:,}, the tensors of one rank {model:,}",
-                    "Gather digests, and no tensors: lab.digest(data) is one of 64 letters.",
+                    "Gather digests, not tensors: hashlib.sha256(data).hexdigest() has 64 letters.",
                     code="wrong_traffic")
 
 

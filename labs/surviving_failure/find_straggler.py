@@ -20,6 +20,7 @@ from labs.checks.numbers import as_number, require_several, require_signature
 from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
+from labs.pictures.tables import Table
 from labs.surviving_failure.scaffold import StepSeconds
 from labs.surviving_failure.slow_ranks import RANKS, SLOWER, RecordedRun, recorded_stragglers
 
@@ -265,6 +266,18 @@ def _evidence(got: Straggler, want: Straggler, timings: Timings) -> str:
         return (f": it is in collectives for {1e3 * median(blamed):.0f} ms of a step, and rank "
                 f"{want[0]} for {1e3 * median(slow):.0f} ms. It waits for that one")
     return f": its {cause} is as long as that of the others"
+
+
+@shows("8.11")
+def show_step_seconds() -> Table:
+    """The parts of a step on each rank, while one rank is slow: medians of the last ten steps."""
+    rows = []
+    for rank, steps in enumerate(recorded_stragglers()["slow rank"].timings):
+        parts = [1e3 * median(getattr(step, name) for step in steps[-10:])  # ms
+                 for name in ("data", "compute", "collectives")]
+        rows.append((f"rank {rank}", *(f"{ms:.0f} ms" for ms in (*parts, sum(parts)))))
+    return Table("Medians of ten steps, one rank is slow",
+                 ("", ".data", ".compute", ".collectives", "together"), rows)
 
 
 @shows("8.11")

@@ -17,7 +17,7 @@ COPIED = 7  # steps before the copy: in the middle of the second epoch
 STEPS_AFTER_RESUME = 6
 REST = "all but the model"
 LEFT_OUT = ("nothing", "the moments", "the schedule", "torch's random numbers",
-            "Python's random numbers", "the epoch", "the place in it", REST)
+            "Python's random numbers", "the epoch", "the position in it", REST)
 
 
 def distances_forgetting_each() -> dict[str, list[float]]:
@@ -92,4 +92,4 @@ class _Copy:
         if without != "Python's random numbers":
             random.setstate(self.random_numbers[1])
         job.data.epoch = 0 if without == "the epoch" else self.epoch
-        job.data.position = 0 if without == "the place in it" else self.position
+        job.data.position = 0 if without == "the position in it" else self.position

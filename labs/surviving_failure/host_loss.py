@@ -183,7 +183,7 @@ def show_host_restarts(run: HostsRun) -> Picture:
 
 
 @shows(TITLE)
-def why_refused(run: HostsRun) -> Note:
+def show_refusal(run: HostsRun) -> Note:
     """Says whether the replacement trained in a run without a store of its own, with this torch; if
     not, why, and which variable the next run needs."""
     version = torch.__version__.partition("+")[0]

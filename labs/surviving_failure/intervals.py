@@ -154,7 +154,7 @@ def show_clusters(wall_time: Callable) -> Picture:
         ax.plot(places, walls, "o-", color=colour, markersize=5, linewidth=1.2, label=name)
         least = places[walls.index(min(walls))]
         drawn[name] = dict(zip(places, walls, strict=True))
-        words.append(f"failures {name}: least {min(walls):.3f} at {least:.0f} minutes, "
+        words.append(f"failures {name}: minimum {min(walls):.3f} at {least:.0f} minutes, "
                      f"{walls[places.index(best)]:.3f} at Daly's {best:.0f}")
     ax.axvline(best, color=palette.MUTED, linewidth=1, linestyle=(0, (4, 3)))
     ax.annotate("Daly", (best, 1), xycoords=("data", "axes fraction"), xytext=(4, -4),

@@ -1,5 +1,5 @@
-"""Exercise 8.1: the whole state of a job, so that one that was killed and resumed equals one that
-never was, to the last bit."""
+"""Exercise 8.1: the complete training state of a job, so that one that was killed and resumed
+equals one that never was, to the last bit."""
 
 import io
 from collections.abc import Callable
@@ -112,13 +112,13 @@ class _Trial:
                         "other has: each returns its own.", code="nothing_returned")
         if changed := unlike(fingerprint(job), before):
             raise Wrong(f"{where}: job_state has changed {changed[0]}",
-                        "The job goes on after it has saved.", code="state_changed")
+                        "Training continues after the save.", code="state_changed")
         held, saved = _held_bytes(job), _float_bytes(tree_leaves(state))  # bytes
         # Invariant: a rank saves its shards: the full state fits on no rank, and N ranks write it.
         if saved > LARGEST * held and self.kind != "DDP":
             raise Wrong(f"{where}: the state has {saved:,} bytes of parameters and moments, and "
-                        f"the rank holds {held:,}", "Something gathers what other ranks hold: "
-                        "job.tensors() has what this rank holds.", code="full_tensor_gathered")
+                        f"the rank holds {held:,}", "Something gathers the other ranks' shards: "
+                        "job.tensors() has this rank's shards.", code="full_tensor_gathered")
         try:
             return to_bytes(state)
         except Exception as error:
@@ -192,7 +192,7 @@ class _Kept:
         if changed:
             raise Wrong(f"{self.where}: the state has changed with the job's next step: "
                         f"state{changed[0]}", "It has the job's own tensors, which the optimizer "
-                        "changes in place. Written while the job goes on, it is a mixture: "
+                        "changes in place. Written while training continues, it is a mixture: "
                         "copy.deepcopy(state).", code="not_a_snapshot")
 
 
@@ -249,13 +249,13 @@ _MOMENTS = "moments forgotten at the first kill"
 
 @shows("what a job forgets")
 def show_forgotten() -> Table:
-    """How far each loss is from that of the job that went on, for copies of a job that lack one
+    """How far each loss is from that of the uninterrupted job, for copies of a job that lack one
     part each."""
     by_rank = launch(distances_forgetting_each, ranks=SHOWN_RANKS, quiet=True)
     rows = [(what, *(distance([apart[what][step] for apart in by_rank])
                      for step in range(STEPS_AFTER_RESUME))) for what in LEFT_OUT]
     guess = guessed("8.1")
-    return Table("How far each loss is from that of the job that went on "
+    return Table("How far each loss is from that of the uninterrupted job "
                  f"(DDP, {SHOWN_RANKS} ranks)",
                  ("left out", *losses_of(STEPS_AFTER_RESUME)), rows,
                  note="" if guess is None else
@@ -294,7 +294,7 @@ def show_resumed(job_state: Callable, load_job_state: Callable) -> Picture:
 
 @shows("8.2")
 @ON_CPU
-def show_left_gradient(save_dcp: Callable, load_dcp: Callable) -> Table:
+def show_stale_gradient(save_dcp: Callable, load_dcp: Callable) -> Table:
     """The same for FSDP2 through DCP, loaded into a new job, and into one whose parameters have
     gradients when `get_state_dict` is called."""
     with processes.temporary_folder() as folder:

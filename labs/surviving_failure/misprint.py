@@ -103,6 +103,14 @@ def judge_answer(returned: object, what: str, causes: Sequence[InterruptionCause
 
 
 @shows("8.8")
+def show_interruptions() -> Table:
+    """The table of Llama 3's report: how often each cause interrupted its training."""
+    rows = [(cause.name, str(cause.count), f"{cause.percent} %") for cause in LLAMA_3]
+    return Table(f"Llama 3: {LLAMA_3_TOTAL} unexpected interruptions, as printed",
+                 ("cause", "count", "percentage"), rows)
+
+
+@shows("8.8")
 def show_readings(misprint: Callable) -> Table:
     """What follows from either of the two numbers that contradict each other in Llama 3's table: by
     the student's function, and beside what else the report prints."""

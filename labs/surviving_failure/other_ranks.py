@@ -1,4 +1,4 @@
-"""Exercise 8.2: a job that is saved on one number of ranks goes on with another."""
+"""Exercise 8.2: a job that is saved on one number of ranks resumes on another."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,15 +12,15 @@ from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
 from labs.checks.verdicts import Wrong, check, shows
 from labs.meters.traffic import Traffic
 from labs.pictures.tables import Table
-from labs.surviving_failure.job_state import ON_CPU, distance, losses_of
-from labs.surviving_failure.resumable_job import KINDS, ZERO3, ResumableJob, new_job
-from labs.surviving_failure.whole_tensors import (
+from labs.surviving_failure.full_tensors import (
     Tensors,
     common,
     difference,
+    full_tensors,
     unlike_shards,
-    whole_tensors,
 )
+from labs.surviving_failure.job_state import ON_CPU, distance, losses_of
+from labs.surviving_failure.resumable_job import KINDS, ZERO3, ResumableJob, new_job
 from labs.words import counted
 from labs.workers import processes
 
@@ -31,14 +31,15 @@ ROUNDING = 1e-5  # of a loss; measured: 8e-7. What is not loaded changes the sec
 GATHERED = 1.5
 LARGEST = 0.6  # of all bytes: one rank's file of ZeRO-3 on 4 ranks has 0.33
 _HINTS = {
-    "frozen": "Every rank keeps these whole, outside of the shards: job.tensors() has them.",
-    "buffers": "Every rank keeps these whole, outside of the shards: job.tensors() has them.",
+    "frozen": "These are replicated on every rank, outside of the shards: job.tensors() has them.",
+    "buffers": "These are replicated on every rank, outside of the shards: job.tensors() has them.",
     "the optimizer's step": "AdamW corrects the moments by it: it is the same on all ranks.",
-    "learning rate": "lab.set_place(job, place) puts it into the optimizer's groups.",
+    "learning rate": "job.load_progress_state(...) puts it into the optimizer's groups.",
 }
-_PLACE_HINT = "lab.place_of(job) and lab.set_place(job, place)"
-_SHARD_HINTS = {"parameters": "A new shard is cut from all old ones, joined and without padding.",
-                "exp_avg": "The moments are cut as the parameters are."}
+_PROGRESS_HINT = "job.progress_state() and job.load_progress_state(...)"
+_SHARD_HINTS = {"parameters": "A new shard is a slice of the old shards, concatenated and without "
+                              "padding.",
+                "exp_avg": "The moments are sharded as the parameters are."}
 _DCP_HINT = ("get_state_dict makes room for parameters, and for moments if there are no gradients; "
              "dcp.load fills it; set_state_dict puts it in place, on every rank.")
 _WHOLE_HINT = {ZERO3: "Each rank writes its own shards.",
@@ -64,7 +65,7 @@ class Functions(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What was saved, by the job itself: whole tensors, the common parts, and the losses of the
+    """What was saved, by the job itself: full tensors, the common parts, and the losses of the
     steps that followed."""
 
     tensors: Tensors
@@ -122,14 +123,14 @@ def _save_all(functions, kinds, folder, early) -> dict[str, Saved]:
 
 def _saved(functions, job: ResumableJob, folder: Path, losses: list[float] | None = None) -> Saved:
     """Saves the job, judges how, and trains it on. losses: what follows, where that is known."""
-    before, state = whole_tensors(job), common(job)
+    before, state = full_tensors(job), common(job)
     folder.mkdir(parents=True, exist_ok=True)
     dist.barrier()  # the folder is there on all ranks (NFS may show it later)
     with Traffic() as traffic:
         functions.save(job.kind)(job, folder)
     raise_on_all_ranks(_judge_gathered, job, traffic, "saving")
     raise_on_all_ranks(_judge_files, job, folder)
-    after = whole_tensors(job)
+    after = full_tensors(job)
     raise_on_all_ranks(_judge_unchanged, job, before, after)
     return Saved(before, state, losses or _losses(job, COMPARED_STEPS))
 
@@ -154,13 +155,13 @@ def _load_all(functions, saved, folder, saved_on,
 
 
 def _load(functions, job, folder, want: Saved, where):
-    new = whole_tensors(job)
+    new = full_tensors(job)
     with Traffic() as traffic:
         functions.load(job.kind)(job, folder)
     raise_on_all_ranks(_judge_gathered, job, traffic, "loading")
     raise_on_all_ranks(_judge_sizes, job, where)
     raise_on_all_ranks(_judge_names, job, want.tensors, where)
-    raise_on_all_ranks(_judge_tensors, job.kind, whole_tensors(job), want.tensors, new, where)
+    raise_on_all_ranks(_judge_tensors, job.kind, full_tensors(job), want.tensors, new, where)
     raise_on_all_ranks(_judge_common, common(job), want.common, where)
 
 
@@ -178,7 +179,7 @@ def _judge_gathered(job, traffic, what):
     parameters = 4 * sum(p.numel() for p in job.model.parameters())  # bytes of float32
     if job.kind != "DDP" and gathered > GATHERED * parameters:
         raise Wrong(f"{job.kind}, rank {dist.get_rank()}: {what} gathers {gathered:,} bytes; the "
-                    f"model's parameters are {parameters:,}: shards were put together to whole "
+                    f"model's parameters are {parameters:,}: shards were gathered to full "
                     "tensors", _WHOLE_HINT[job.kind], code="full_tensor_gathered")
 
 
@@ -202,7 +203,7 @@ def _judge_unchanged(job, before, after):
     for name, value in before.items():
         if difference(after.get(name, value), value, None):
             raise Wrong(f"{job.kind}, rank {dist.get_rank()}: saving has changed {name}",
-                        "The job goes on after it has saved.", code="state_changed")
+                        "Training continues after the save.", code="state_changed")
 
 
 def _judge_sizes(job, where):
@@ -243,7 +244,7 @@ def _judge_common(found, want, where):
     for part, value in want.items():
         if found[part] != value:
             raise Wrong(f"{where}, rank {dist.get_rank()}: {part} is {found[part]} instead of "
-                        f"{value}", _HINTS.get(part, _PLACE_HINT), code="settings_not_restored")
+                        f"{value}", _HINTS.get(part, _PROGRESS_HINT), code="settings_not_restored")
 
 
 def _judge_losses(losses, want, where) -> list[float]:
@@ -262,11 +263,11 @@ SAVED_ON, LOADED_ON = 4, (4, 2, 3, 6)
 @shows("8.2")
 @ON_CPU
 def show_other_ranks(save_shards: Callable, load_shards: Callable, zero3: Callable) -> Table:
-    """How far each loss is from that of the job that went on with 4 ranks, after its ZeRO-3 shards
+    """How far each loss is from that of the job that continued on 4 ranks, after its ZeRO-3 shards
     were loaded on other numbers of ranks."""
     functions = Functions(..., ..., save_shards, load_shards, zero3)
     apart = verify(functions, SAVED_ON, LOADED_ON, kinds=(ZERO3,))
     rows = [(ranks, *(distance([difference]) for difference in differences))
             for ranks, differences in apart.items()]
     return Table(f"ZeRO-3, saved on {SAVED_ON} ranks: how far each loss is from that of the job "
-                 "that went on", ("loaded on ranks", *losses_of(len(rows[0]) - 1)), rows)
+                 "that continued", ("loaded on ranks", *losses_of(len(rows[0]) - 1)), rows)

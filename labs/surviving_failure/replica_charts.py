@@ -75,7 +75,7 @@ def _words(run, trains) -> str:
     hashes = {name: digest[:12] for name, digest in run.digests.items()}
     equal = "equal" if len(set(hashes.values())) == 1 else "NOT equal"
     return (f"group 1 is killed at {run.killed_at:.1f} s; group 0 waits {run.stall.seconds:.1f} s "
-            f"in one step and goes on alone; a replacement starts at {run.replaced_at:.1f} s and "
+            f"in one step and continues alone; a replacement starts at {run.replaced_at:.1f} s and "
             f"trains with it from step {trains.step}, at {trains.time:.1f} s\nparameters in the "
             f"end are {equal}: {', '.join(f'{name} {short}' for name, short in hashes.items())}")
 

@@ -12,21 +12,18 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from labs.workers.pickling import unpack
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
-    from torch.optim import Optimizer
     from torchft import Manager
 
 TRAIN = "train"  # a file with the function that trains a group
 END = "end"  # a file with the number of the last step, once it is known
-PACE = 0.15  # seconds that a step lasts at least, so that one sees something
+PACE = 0.15  # minimum seconds of a step, so that the picture shows single steps
 BATCH, CONTEXT = 64, 8  # of each group
 
 _folder = None  # where the caller and its groups find each other's files
@@ -72,55 +69,51 @@ def _train(folder, name):
     os._exit(0)  # torchft's threads would be waited for
 
 
-def goes_on(manager: "Manager") -> bool:
-    """Whether another step is to be taken: until the replacement has trained with the others for a
-    while. All groups end after the same step."""
-    end = _folder / END
-    return not end.exists() or manager.current_step() < int(end.read_text())
+class ReplicaJob:
+    """What one replica group trains: a small model, which starts equal in all groups and predicts a
+    byte from the 8 before it, and its optimizer. For one group in one process."""
 
+    def __init__(self):
+        import torch
+        from torch import nn
 
-def replica_model() -> "tuple[nn.Module, Optimizer]":
-    """A small model, the same in all groups, that predicts a byte from the 8 before it, and its
-    optimizer."""
-    import torch
-    from torch import nn
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Embedding(256, 32), nn.Flatten(),
+                                   nn.Linear(32 * CONTEXT, 256))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
 
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(256, 32), nn.Flatten(), nn.Linear(32 * CONTEXT, 256))
-    return model, torch.optim.AdamW(model.parameters(), lr=3e-3)
+    def state_dict(self) -> dict[str, Any]:
+        """The state of model and optimizer, which another group may fetch."""
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Loads what `state_dict` of another group has returned."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
 
-def replica_state(model: "nn.Module", optimizer: "Optimizer") -> tuple[Callable, Callable]:
-    """(state, load): a function that returns the state of both, which another group may fetch, and
-    one that loads such a state."""
-    def state():
-        return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    def should_continue(self, manager: "Manager") -> bool:
+        """Whether to take another step: until the replacement has trained with the others for some
+        steps. All groups end after the same step."""
+        end = _folder / END
+        return not end.exists() or manager.current_step() < int(end.read_text())
 
-    def load(state):
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
+    def next_batch(self, manager: "Manager") -> "tuple[torch.Tensor, torch.Tensor]":
+        """This group's samples of the current step: bytes of a text, (64, 8), and the byte that
+        follows each, (64,). They differ from group to group and from step to step."""
+        from labs.training import data
 
-    return state, load
+        step, group = manager.current_step(), manager.participating_rank() or 0
+        windows = data.windows(BATCH, CONTEXT, seed=1000 * step + group)
+        return windows[:, :-1], windows[:, -1]
 
+    def record_step(self, manager: "Manager", loss: "torch.Tensor") -> None:
+        """Records a step and its loss for the picture. A step lasts at least 0.15 s."""
+        global _began
 
-def replica_batch(manager: "Manager") -> "tuple[torch.Tensor, torch.Tensor]":
-    """This group's samples of the step that begins: bytes of a text, (64, 8), and the byte that
-    follows each, (64,). Others than those of other groups, and others in each step."""
-    from labs.training import data
-
-    step, group = manager.current_step(), manager.participating_rank() or 0
-    windows = data.windows(BATCH, CONTEXT, seed=1000 * step + group)
-    return windows[:, :-1], windows[:, -1]
-
-
-def report_step(manager: "Manager", loss: "torch.Tensor") -> None:
-    """Notes a step and its loss for the picture. A step lasts 0.15 s at least."""
-    global _began
-
-    time.sleep(max(0.0, _began + PACE - time.monotonic()))
-    _write(event="step", step=manager.current_step(), groups=manager.num_participants(),
-           loss=loss.item(), seconds=time.monotonic() - _began)
-    _began = time.monotonic()
+        time.sleep(max(0.0, _began + PACE - time.monotonic()))
+        _write(event="step", step=manager.current_step(), groups=manager.num_participants(),
+               loss=loss.item(), seconds=time.monotonic() - _began)
+        _began = time.monotonic()
 
 
 def _write(**values):
@@ -128,7 +121,7 @@ def _write(**values):
 
 
 if __name__ == "__main__":
-    # not as `__main__`, which is the notebook's: what it defines is sent there
+    # not as `__main__`, which is the notebook's: what it defines is pickled by value
     from labs.surviving_failure import replica_process
 
     replica_process.main(*sys.argv[1:])

@@ -128,6 +128,22 @@ class ResumableJob:
         """Trains so many steps; returns this rank's loss of each."""
         return [self._train_step() for _ in range(steps)]
 
+    def progress_state(self) -> dict[str, Any]:
+        """What is the same on all ranks: scheduler, epoch, position in it and step."""
+        return {"scheduler": self.scheduler.state_dict(), "epoch": self.data.epoch,
+                "position": self.data.position, "step": self.step}
+
+    def load_progress_state(self, progress: dict[str, Any]) -> None:
+        """Restores what `progress_state` returned, and the optimizer's learning rate."""
+        self.scheduler.load_state_dict(progress["scheduler"])
+        # A scheduler's load_state_dict sets its counter and leaves the optimizer's groups as they
+        # are.
+        rates = self.scheduler.get_last_lr()
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        self.data.epoch, self.data.position = progress["epoch"], progress["position"]
+        self.step = progress["step"]
+
     def _train_step(self) -> float:
         loss = self.module(**self.data.next_batch()).loss
         loss.backward()
@@ -152,22 +168,6 @@ def new_job(kind: str, seed: int = 0, zero3: Callable | None = None,
     torch.manual_seed(100 * seed + dist.get_rank())
     random.seed(100 * seed + dist.get_rank())
     return ResumableJob(kind, module, optimizer, scheduler, ShuffledText(noisy), model)
-
-
-def place_of(job: ResumableJob) -> dict[str, Any]:
-    """What is the same on all ranks: the schedule, the place in the data and the step."""
-    return {"scheduler": job.scheduler.state_dict(), "epoch": job.data.epoch,
-            "position": job.data.position, "step": job.step}
-
-
-def set_place(job: ResumableJob, place: dict[str, Any]) -> None:
-    """Puts what `place_of` returned into a job, and the learning rate into its optimizer."""
-    job.scheduler.load_state_dict(place["scheduler"])
-    # A scheduler's load_state_dict sets its counter and leaves the optimizer's groups as they are.
-    for group, rate in zip(job.optimizer.param_groups, job.scheduler.get_last_lr(), strict=True):
-        group["lr"] = rate
-    job.data.epoch, job.data.position = place["epoch"], place["position"]
-    job.step = place["step"]
 
 
 def ddp_in_last_order(model: nn.Module, optimizer_class: type, **settings) -> ModuleAndOptimizer:

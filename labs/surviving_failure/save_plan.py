@@ -1,4 +1,4 @@
-"""Exercise 8.9: how often a large job saves, and which share of its time is kept work."""
+"""Exercise 8.9: how often a large job saves, and its goodput."""
 
 import math
 from collections.abc import Callable
@@ -23,6 +23,7 @@ from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.pictures.tables import Table
 from labs.predictions.failures.intervals import asynchronous_goodput, daly, expected_goodput, young
+from labs.predictions.failures.reports import RATES
 from labs.surviving_failure.intervals import RUN_COLOURS
 
 NAMES = ("interval", "goodput")
@@ -73,7 +74,7 @@ CLUSTERS = (LLAMA, Cluster(992, 13_800, 14 * 175e9, 40e9, 900),
 @check("8.9")
 def check_save_plan(save_plan: Callable):
     """save_plan(gpus, gpu_hours, checkpoint_bytes, bandwidth, restart) -> {"interval": seconds of
-    computing between two saves, "goodput": the share of the time that is kept work}."""
+    computing between two saves, "goodput": the fraction of the wall time that is kept}."""
     require_signature(save_plan, ARGUMENTS)
     clusters = [*CLUSTERS, *random_cases()]
     answers = [_planned(save_plan, cluster) for cluster in clusters]
@@ -126,8 +127,8 @@ def _judge_interval(cluster, interval, intervals, at, clusters):
     cause = common_cause(MISTAKES, clusters, intervals, at)
     why = f": {cause[0].sentence}" if cause else ""
     often = "often" if interval < best else "seldom"
-    raise Wrong(f"{cluster}: with {interval:,.5g} s between two saves {kept:.1%} of the time is "
-                f"kept work; with {best:,.5g} s it would be {most:.1%}"
+    raise Wrong(f"{cluster}: with {interval:,.5g} s between two saves the goodput is {kept:.1%}; "
+                f"with {best:,.5g} s it would be {most:.1%}"
                 f"{why or f'. It saves too {often}'}",
                 cause[0].hint if cause else "The mean time between failures of the job is that of "
                 "one GPU, divided by the GPUs.", code=cause[0].code if cause else "not_optimal")
@@ -191,13 +192,21 @@ MODELS = {"7B": 7e9, "70B": 70e9, "175B": 175e9, "405B": 405e9, "1T": 1e12}
 
 
 def show_checkpoint_sizes(bandwidths: tuple[float, ...] = (2e9, 100e9, 2e12)) -> Table:
-    """Sizes of whole checkpoints, and seconds to write them at these bytes per second."""
+    """Sizes of full checkpoints, and seconds to write them at these bytes per second."""
     rows = [(name, f"{CHECKPOINT_BYTES * parameters / 1e12:,.3g} TB",
              *(_seconds(CHECKPOINT_BYTES * parameters / bandwidth) for bandwidth in bandwidths))
             for name, parameters in MODELS.items()]
     head = ("model", "checkpoint", *(f"at {bandwidth / 1e9:,.0f} GB/s" for bandwidth in bandwidths))
     return Table("Parameters in bf16, fp32 copy and Adam's moments", head, rows,
                  note="2 GB/s is one fast SSD, 2 TB/s the storage of Llama 3's cluster.")
+
+
+def show_failure_rates() -> Table:
+    """How often reported jobs failed, and how often one of their GPUs would, if the MTBF of a job
+    is that of a GPU divided by their number."""
+    rows = [(rate.name, f"{rate.gpus:,}", f"{rate.mtbf_hours:.1f} h",
+             f"{rate.mtbf_hours * rate.gpus:,.0f} h") for rate in RATES]
+    return Table("Mean time between failures", ("job", "GPUs", "of the job", "of one GPU"), rows)
 
 
 def _seconds(seconds) -> str:
@@ -232,7 +241,7 @@ def show_goodput(save_plan: Callable) -> Picture:
     ax.set_ylim(0, 1.03)
     ax.grid(axis="y", color=palette.GRID)
     ax.set_xlabel("bandwidth of the storage, all ranks together")
-    ax.set_ylabel("kept work, share of the time")
+    ax.set_ylabel("goodput")
     marks.legend_above(figure, [*ax.get_legend_handles_labels()[0], Line2D(
         [], [], color=palette.MUTED, linestyle="--", label="saved asynchronously")])
     return Picture(figure, "\n".join(["a 405B job with Llama 3's failures per GPU, restart "

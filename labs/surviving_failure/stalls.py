@@ -61,9 +61,9 @@ class Stalls:
         return max(0.0, statistics.median(with_save) - statistics.median(without))
 
 
-def measure_stalls(saver_class: Callable, write_whole: Callable, folder: Path) -> Stalls:
+def measure_stalls(saver_class: Callable, atomic_write: Callable, folder: Path) -> Stalls:
     """Trains a GPT-2 under FSDP2 on two ranks, with a save after every EVERY steps."""
-    by_rank = launch(_on_rank, saver_class, write_whole, folder, ranks=2, quiet=True)
+    by_rank = launch(_on_rank, saver_class, atomic_write, folder, ranks=2, quiet=True)
     first = by_rank[0]
     slowest = {way: [max(pair) for pair in zip(*(rank.seconds[way] for rank in by_rank),
                                                strict=True)] for way in first.seconds}
@@ -71,7 +71,7 @@ def measure_stalls(saver_class: Callable, write_whole: Callable, folder: Path) -
                              for name in ("step", "copy", "write", "slow", "nbytes")))
 
 
-def _on_rank(saver_class, write_whole, folder) -> Stalls:
+def _on_rank(saver_class, atomic_write, folder) -> Stalls:
     from torch.distributed.fsdp import fully_shard
 
     # One unit, and so two collectives a step: on a busy machine ranks wait long for each other.
@@ -92,10 +92,10 @@ def _on_rank(saver_class, write_whole, folder) -> Stalls:
     state, path = local_state(model, optimizer), folder / f"rank_{dist.get_rank()}.pt"
     copy = statistics.median(_seconds(to_bytes, state) for _ in range(3))
     written = to_bytes(state)
-    write = statistics.median(_seconds(write_whole, path, written) for _ in range(3))
+    write = statistics.median(_seconds(atomic_write, path, written) for _ in range(3))
     slow = _same_on_all(SLOW * seconds)
     # Of all ranks the same seconds: else the slower disk would stall both ranks in the collectives.
-    disk = SlowDisk(write_whole, len(written) / slow)
+    disk = SlowDisk(atomic_write, len(written) / slow)
     ways = {SYNCHRONOUS: lambda: (lambda: disk(path, to_bytes(local_state(model, optimizer))),
                                   lambda: None),
             STUDENTS: lambda: _students(saver_class(disk), path, model, optimizer),
@@ -189,10 +189,10 @@ _PLAIN, _SAVING = palette.BORDER, palette.PHASES["exposed"]
 
 
 @shows("8.5")
-def show_stalls(saver_class: Callable, write_whole: Callable) -> Picture:
+def show_stalls(saver_class: Callable, atomic_write: Callable) -> Picture:
     """Draws the time of each step of a job of two ranks that saves to a slow disk in three ways."""
     with processes.temporary_folder() as folder, status("three ways to save"):
-        found = measure_stalls(saver_class, write_whole, Path(folder))
+        found = measure_stalls(saver_class, atomic_write, Path(folder))
     # Of the synchronous way only: beside another one a thread saves, which may cost the job time.
     require_typical({"a step without a save": (found.plain(SYNCHRONOUS), found.step)},
                     "this cell")

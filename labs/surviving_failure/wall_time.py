@@ -79,7 +79,7 @@ def check_wall_time(wall_time: Callable):
 
 
 _HINT = ("Follow the clock: what comes next, the end of this restart, piece and save, or the "
-         "failure? Then go on from there.")
+         "failure? Then continue from there.")
 
 
 def random_cases() -> list[Case]:

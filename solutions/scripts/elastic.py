@@ -14,7 +14,7 @@ from labs.surviving_failure import elastic_job as job
 from labs.training import data, models
 
 
-# Exercise 8.6: the state after `done` steps, whole or not at all, in f"step_{done}" of the folder
+# Exercise 8.6: the state after `done` steps, complete or not at all, in f"step_{done}" of the folder
 def save(done, module, optimizer, scheduler, folder):
     ### BEGIN SOLUTION
     model, moments = get_state_dict(module, optimizer)
@@ -26,7 +26,7 @@ def save(done, module, optimizer, scheduler, folder):
     ### END SOLUTION
 
 
-# Exercise 8.6: loads the newest whole state, the same on all ranks; returns how many steps it has
+# Exercise 8.6: loads the newest complete state, the same on all ranks; returns its number of steps
 def resume(module, optimizer, scheduler, folder):
     ### BEGIN SOLUTION
     newest = [max((int(path.name[5:]) for path in folder.glob("step_*")), default=0)]

@@ -15,20 +15,21 @@ from _build.definitions import definitions
 from answers import assert_rejected
 
 import labs.surviving_failure as lab
+from labs.surviving_failure.scaffold import MANIFEST, digest, shard_file, step_folder
 
 pytestmark = pytest.mark.usefixtures("warm_launcher")
 right = definitions("08_surviving_failure")
-write_whole, save, newest = right.write_whole, right.save_checkpoint, right.newest_checkpoint
+atomic_write, save, newest = right.atomic_write, right.save_checkpoint, right.newest_checkpoint
 
 
 def digests_of(data, group):
     digests = [None] * dist.get_world_size(group)
-    dist.all_gather_object(digests, lab.digest(data), group=group)
+    dist.all_gather_object(digests, digest(data), group=group)
     return digests
 
 
 def write_manifest(path, digests):
-    write_whole(path / lab.MANIFEST, json.dumps(digests).encode())
+    atomic_write(path / MANIFEST, json.dumps(digests).encode())
 
 
 def finish(path, data, group):
@@ -41,9 +42,9 @@ def finish(path, data, group):
 
 def shard_of(folder, step, state, group):
     """(folder of the step, this rank's file, its bytes)"""
-    path = lab.step_folder(folder, step)
+    path = step_folder(folder, step)
     path.mkdir(parents=True, exist_ok=True)
-    return path, lab.shard_file(path, dist.get_rank(group)), lab.to_bytes(state)
+    return path, shard_file(path, dist.get_rank(group)), lab.to_bytes(state)
 
 
 def move_steps(source, target):
@@ -60,13 +61,13 @@ class WrongSave:
     def rank_0_alone(folder, step, state, group):
         path, file, data = shard_of(folder, step, state, group)
         if dist.get_rank(group) == 0:
-            write_whole(file, data)
-            write_manifest(path, [lab.digest(data)])
+            atomic_write(file, data)
+            write_manifest(path, [digest(data)])
         dist.barrier(group)
 
     def no_manifest(folder, step, state, group):
         _, file, data = shard_of(folder, step, state, group)
-        write_whole(file, data)
+        atomic_write(file, data)
         dist.barrier(group)
 
     def all_in_one_file(folder, step, state, group):
@@ -74,7 +75,7 @@ class WrongSave:
         states = [None] * dist.get_world_size(group)
         dist.all_gather_object(states, state, group=group)
         data = lab.to_bytes(states)
-        write_whole(file, data)
+        atomic_write(file, data)
         finish(path, data, group)
 
     def state_of_rank_0(folder, step, state, group):
@@ -84,7 +85,7 @@ class WrongSave:
 
     def nobody_waits(folder, step, state, group):
         path, file, data = shard_of(folder, step, state, group)
-        write_whole(file, data)
+        atomic_write(file, data)
         digests = digests_of(data, group)
         if dist.get_rank(group) == 0:
             write_manifest(path, digests)
@@ -95,14 +96,14 @@ class WrongSave:
         if dist.get_rank(group) == 0:
             write_manifest(path, digests)
         dist.barrier(group)
-        write_whole(file, data)
+        atomic_write(file, data)
 
     def manifest_before_the_others(folder, step, state, group):
         """The digests are exchanged before anybody writes. At the end all wait, so only a look in
         between shows it."""
         path, file, data = shard_of(folder, step, state, group)
         digests = digests_of(data, group)
-        write_whole(file, data)
+        atomic_write(file, data)
         if dist.get_rank(group) == 0:
             write_manifest(path, digests)
         dist.barrier(group)
@@ -114,21 +115,21 @@ class WrongSave:
 
     def manifest_not_synced(folder, step, state, group):
         path, file, data = shard_of(folder, step, state, group)
-        write_whole(file, data)
+        atomic_write(file, data)
         digests = digests_of(data, group)
         if dist.get_rank(group) == 0:
-            (path / lab.MANIFEST).write_text(json.dumps(digests))
+            (path / MANIFEST).write_text(json.dumps(digests))
         dist.barrier(group)
 
     def folder_must_be_new(folder, step, state, group):
         if dist.get_rank(group) == 0:
-            lab.step_folder(folder, step).mkdir(parents=True)
+            step_folder(folder, step).mkdir(parents=True)
         dist.barrier(group)
         save(folder, step, state, group)
 
     def rank_in_the_world(folder, step, state, group):
         path, file, data = shard_of(folder, step, state, dist.group.WORLD)
-        write_whole(file, data)
+        atomic_write(file, data)
         finish(path, data, group)
 
     def without_the_group(folder, step, state, group):
@@ -138,17 +139,17 @@ class WrongSave:
         """Each file has a digest that fits, and the state of another rank of the group."""
         size = dist.get_world_size(group)
         path = shard_of(folder, step, state, group)[0]
-        write_whole(lab.shard_file(path, dist.get_rank() % size), lab.to_bytes(state))
+        atomic_write(shard_file(path, dist.get_rank() % size), lab.to_bytes(state))
         dist.barrier(group)
         if dist.get_rank(group) == 0:
-            files = [lab.shard_file(path, rank).read_bytes() for rank in range(size)]
-            write_manifest(path, [lab.digest(data) for data in files])
+            files = [shard_file(path, rank).read_bytes() for rank in range(size)]
+            write_manifest(path, [digest(data) for data in files])
         dist.barrier(group)
 
     def pickled(folder, step, state, group):
         path, file, _ = shard_of(folder, step, state, group)
         data = pickle.dumps(state)
-        write_whole(file, data)
+        atomic_write(file, data)
         finish(path, data, group)
 
     def view_of_all(folder, step, state, group):
@@ -173,7 +174,7 @@ class WrongSave:
     def next_free_number(folder, step, state, group):
         """What a killed job has left of this step is not touched."""
         free = step
-        while lab.step_folder(folder, free).exists():
+        while step_folder(folder, free).exists():
             free += 1
         numbers = [None] * dist.get_world_size(group)
         dist.all_gather_object(numbers, free, group=group)
@@ -211,8 +212,8 @@ class WrongNewest:
         problems = {}
         for path in newest_first(folder):
             try:
-                for rank in range(len(json.loads((path / lab.MANIFEST).read_bytes()))):
-                    torch.load(lab.shard_file(path, rank))
+                for rank in range(len(json.loads((path / MANIFEST).read_bytes()))):
+                    torch.load(shard_file(path, rank))
                 return path, problems
             except Exception as error:
                 problems[path.name] = f"manifest.json, rank_0.pt, rank_1.pt: {error}"
@@ -221,7 +222,7 @@ class WrongNewest:
     def what_has_a_manifest(folder):
         problems = {}
         for path in newest_first(folder):
-            if (path / lab.MANIFEST).exists():
+            if (path / MANIFEST).exists():
                 return path, problems
             problems[path.name] = "manifest.json is missing"
         return None, problems
@@ -230,11 +231,11 @@ class WrongNewest:
         problems = {}
         for path in newest_first(folder):
             try:
-                want = json.loads((path / lab.MANIFEST).read_bytes())
+                want = json.loads((path / MANIFEST).read_bytes())
             except (OSError, ValueError):
                 problems[path.name] = "manifest.json"
                 continue
-            found = {lab.digest(file.read_bytes()): file for file in path.glob("rank_*.pt")}
+            found = {digest(file.read_bytes()): file for file in path.glob("rank_*.pt")}
             if set(found) == set(want):
                 return path, problems
             problems[path.name] = "rank_0.pt or rank_1.pt"
@@ -254,7 +255,7 @@ class WrongNewest:
 
     def empty_manifest_raises(folder):
         for path in newest_first(folder):
-            json.loads((path / lab.MANIFEST).read_bytes())
+            json.loads((path / MANIFEST).read_bytes())
         return newest(folder)
 
     def bad_ones_removed(folder):
@@ -288,8 +289,8 @@ def newest_first(folder):
 class Right:
     def two_barriers(folder, step, state, group):
         path, file, data = shard_of(folder, step, state, group)
-        write_whole(file, data)
-        write_whole(path / f"{file.name}.sha", hashlib.sha256(data).hexdigest().encode())
+        atomic_write(file, data)
+        atomic_write(path / f"{file.name}.sha", hashlib.sha256(data).hexdigest().encode())
         dist.barrier(group)
         if dist.get_rank(group) == 0:
             names = sorted(path.glob("rank_*.sha"), key=lambda name: int(name.name[5:-7]))
@@ -301,7 +302,7 @@ class Right:
                  if (step := int(path.name.split("_")[1])) < limit]
         if not steps:
             return None, {}
-        path = lab.step_folder(folder, max(steps))
+        path = step_folder(folder, max(steps))
         problem = right.what_is_wrong(path)
         if not problem:
             return str(path), {}

@@ -18,9 +18,9 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
-import labs.surviving_failure as lab
 from labs.checks.verdicts import check
 from labs.surviving_failure.other_ranks import Functions, check_other_ranks, verify
+from labs.surviving_failure.resumable_job import ResumableJob
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("warm_launcher")
@@ -47,11 +47,11 @@ def nothing(job, folder):
 
 
 def saved_by_old_ranks(folder):
-    return [torch.load(lab.shard_file(folder, old)) for old in range(SAVED_ON)]
+    return [torch.load(folder / f"rank_{old}.pt") for old in range(SAVED_ON)]
 
 
-def load_with(cut, names=("shard", *MOMENTS), whole=lambda name: True, step=lambda step: step,
-              place=lab.set_place):
+def load_with(cut, names=("shard", *MOMENTS), replicated=lambda name: True, step=lambda step: step,
+              progress=ResumableJob.load_progress_state):
     """load_shards with cut(unit, old shards, name) for this rank's shard."""
     def load(job, folder):
         saved = saved_by_old_ranks(folder)
@@ -62,16 +62,16 @@ def load_with(cut, names=("shard", *MOMENTS), whole=lambda name: True, step=lamb
                 unit.shard.data.copy_(own.pop("shard"))
             if own:
                 job.optimizer.state[unit.shard] = {"step": step(parts[0]["step"]), **own}
-        for name, tensor in saved[0]["whole"].items():
-            if whole(name):
+        for name, tensor in saved[0]["replicated"].items():
+            if replicated(name):
                 job.tensors()[name].copy_(tensor)
-        place(job, saved[0]["place"])
+        progress(job, saved[0]["progress"])
 
     return load
 
 
 def cut_right(unit, old, name="shard"):
-    return right.cut_anew(unit, old)
+    return right.reshard(unit, old)
 
 
 def as_it_is(unit, old, name):
@@ -109,14 +109,14 @@ def replaced_as_it_is(job, folder):
     for unit, part in zip(job.module.units, saved["units"], strict=True):
         unit.shard.data = part["shard"]
         job.optimizer.state[unit.shard] = {name: part[name] for name in ("step", *MOMENTS)}
-    lab.set_place(job, saved["place"])
+    job.load_progress_state(saved["progress"])
 
 
 def rank_0_loads(job, folder):
     if dist.get_rank() == 0:
         right.load_shards(job, folder)
     else:
-        lab.set_place(job, torch.load(lab.shard_file(folder, 0))["place"])
+        job.load_progress_state(torch.load(folder / "rank_0.pt")["progress"])
 
 
 def gathered(job):
@@ -129,13 +129,13 @@ def gathered(job):
             dist.all_gather(pieces, state[name])
             state[name] = torch.cat(pieces)
         units.append(state)
-    return {"units": units, "whole": {}, "place": lab.place_of(job)}
+    return {"units": units, "replicated": {}, "progress": job.progress_state()}
 
 
 def rank_0_gathers(job, folder):
     state = gathered(job)
     if dist.get_rank() == 0:
-        torch.save(state, lab.shard_file(folder, 0))
+        torch.save(state, folder / "rank_0.pt")
 
 
 def rank_0_alone_saves(job, folder):
@@ -145,9 +145,9 @@ def rank_0_alone_saves(job, folder):
 
 def everything_in_each_file(job, folder):
     right.save_shards(job, folder)
-    state = torch.load(lab.shard_file(folder, dist.get_rank()))
+    state = torch.load(folder / f"rank_{dist.get_rank()}.pt")
     state["more"] = torch.zeros(12_000)
-    torch.save(state, lab.shard_file(folder, dist.get_rank()))
+    torch.save(state, folder / f"rank_{dist.get_rank()}.pt")
 
 
 def decays(job, folder):
@@ -156,15 +156,15 @@ def decays(job, folder):
         unit.shard.data.mul_(0.9)
 
 
-def place_without_rate(job, place):
-    job.scheduler.load_state_dict(place["scheduler"])
-    job.data.epoch, job.data.position = place["epoch"], place["position"]
-    job.step = place["step"]
+def progress_without_rate(job, progress):
+    job.scheduler.load_state_dict(progress["scheduler"])
+    job.data.epoch, job.data.position = progress["epoch"], progress["position"]
+    job.step = progress["step"]
 
 
-def position_in_rows(job, place):
-    lab.set_place(job, place)
-    job.data.position = place["position"] * SAVED_ON // dist.get_world_size()
+def position_in_rows(job, progress):
+    job.load_progress_state(progress)
+    job.data.position = progress["position"] * SAVED_ON // dist.get_world_size()
 
 
 def not_a_buffer(name):
@@ -191,15 +191,17 @@ SHARDS = [
     (rank_0_alone_saves, nothing, "shards_missing"),
     (everything_in_each_file, right.load_shards, "saves_others_shards"),
     (decays, right.load_shards, "state_changed"),
-    (right.save_shards, load_with(cut_right, whole=lambda name: False),
+    (right.save_shards, load_with(cut_right, replicated=lambda name: False),
      "state_not_restored frozen"),
-    (right.save_shards, load_with(cut_right, whole=not_a_buffer), "state_not_restored buffers"),
+    (right.save_shards, load_with(cut_right, replicated=not_a_buffer),
+     "state_not_restored buffers"),
     (right.save_shards, load_with(cut_right, step=lambda step: step * 0),
      "settings_not_restored tensors"),
-    (right.save_shards, load_with(cut_right, place=lambda job, place: None),
+    (right.save_shards, load_with(cut_right, progress=lambda job, progress: None),
      "settings_not_restored"),
-    (right.save_shards, load_with(cut_right, place=place_without_rate), "settings_not_restored"),
-    (right.save_shards, load_with(cut_right, place=position_in_rows),
+    (right.save_shards, load_with(cut_right, progress=progress_without_rate),
+     "settings_not_restored"),
+    (right.save_shards, load_with(cut_right, progress=position_in_rows),
      "settings_not_restored position"),
 ]
 
@@ -208,49 +210,49 @@ SHARDS = [
 
 
 def save_parameters(job, folder):
-    dcp.save({"model": get_model_state_dict(job.module), "place": lab.place_of(job)},
+    dcp.save({"model": get_model_state_dict(job.module), "progress": job.progress_state()},
              checkpoint_id=folder)
 
 
 def load_parameters(job, folder):
-    state = {"model": get_model_state_dict(job.module), "place": lab.place_of(job)}
+    state = {"model": get_model_state_dict(job.module), "progress": job.progress_state()}
     dcp.load(state, checkpoint_id=folder)
     set_model_state_dict(job.module, state["model"])
-    lab.set_place(job, state["place"])
+    job.load_progress_state(state["progress"])
 
 
 def load_and_drop(job, folder):
     model, optimizer = get_state_dict(job.module, job.optimizer)
-    state = {"model": model, "optimizer": optimizer, "place": lab.place_of(job)}
+    state = {"model": model, "optimizer": optimizer, "progress": job.progress_state()}
     dcp.load(state, checkpoint_id=folder)
     job.optimizer.state.clear()
     set_model_state_dict(job.module, state["model"])
-    lab.set_place(job, state["place"])
+    job.load_progress_state(state["progress"])
 
 
 def save_full(job, folder):
     model, optimizer = get_state_dict(job.module, job.optimizer, options=FULL)
-    dcp.save({"model": model, "optimizer": optimizer, "place": lab.place_of(job)},
+    dcp.save({"model": model, "optimizer": optimizer, "progress": job.progress_state()},
              checkpoint_id=folder)
 
 
 def save_own_file(job, folder):
     model, optimizer = get_state_dict(job.module, job.optimizer)
-    torch.save({"model": model, "optimizer": optimizer, "place": lab.place_of(job)},
-               lab.shard_file(folder, dist.get_rank()))
+    torch.save({"model": model, "optimizer": optimizer, "progress": job.progress_state()},
+               folder / f"rank_{dist.get_rank()}.pt")
 
 
 def load_own_file(job, folder):
-    state = torch.load(lab.shard_file(folder, dist.get_rank()), weights_only=False)
+    state = torch.load(folder / f"rank_{dist.get_rank()}.pt", weights_only=False)
     set_state_dict(job.module, job.optimizer, model_state_dict=state["model"],
                    optim_state_dict=state["optimizer"])
-    lab.set_place(job, state["place"])
+    job.load_progress_state(state["progress"])
 
 
-def load_without_place(job, folder):
-    place = lab.place_of(job)
+def load_without_progress(job, folder):
+    progress = job.progress_state()
     right.load_dcp(job, folder)
-    lab.set_place(job, place)
+    job.load_progress_state(progress)
 
 
 def load_after_a_try(job, folder):
@@ -287,7 +289,7 @@ DCP = [
     ("FSDP2", right.save_dcp, load_after_a_try, "optimizer_state_missing"),
     ("FSDP2", save_full, right.load_dcp, "full_tensor_gathered FSDP2"),
     ("FSDP2", save_own_file, load_own_file, "raised_RuntimeError"),
-    ("FSDP2", right.save_dcp, load_without_place, "settings_not_restored"),
+    ("FSDP2", right.save_dcp, load_without_progress, "settings_not_restored"),
     ("FSDP2", right.save_dcp, load_beside_old_gradients, "wrong_loss"),
     ("DDP", right.save_dcp, load_on_rank_0, "state_not_restored embedding.weight"),
 ]

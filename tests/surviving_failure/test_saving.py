@@ -49,7 +49,7 @@ def test_kills_at_each_call(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"old")
     found = [(name, path.read_bytes()) for name in
-             kill_at_steps(lambda: right.write_whole(path, b"new"))]
+             kill_at_steps(lambda: right.atomic_write(path, b"new"))]
     assert found == [("fsync", b"old"), ("replace", b"old"), ("fsync", b"new")]
 
 
@@ -67,7 +67,7 @@ def test_late_threads():
 def test_slow_disk(tmp_path):
     import time
 
-    disk, began = slow_disk.SlowDisk(right.write_whole, 1e6), time.monotonic()
+    disk, began = slow_disk.SlowDisk(right.atomic_write, 1e6), time.monotonic()
     disk(tmp_path / "file", b"x" * 100_000)
     assert time.monotonic() - began >= 0.1
     assert (tmp_path / "file").stat().st_size == 100_000
@@ -102,7 +102,7 @@ def test_steps_unlike_those_before_are_not_drawn(plain, drawn):
     found = stalls.Stalls({way: steps for way in (stalls.SYNCHRONOUS, stalls.STUDENTS,
                                                   stalls.TORCHS)}, 0.02, 0.01, 0.01, 0.1, 10**6)
     with mock.patch.object(stalls, "measure_stalls", lambda *_: found):
-        picture = lab.show_stalls(right.AsyncSaver, right.write_whole)
+        picture = lab.show_stalls(right.AsyncSaver, right.atomic_write)
     assert isinstance(picture, Verdict) is not drawn
     if not drawn:
         assert picture.passed is None
@@ -114,7 +114,7 @@ def test_steps_unlike_those_before_are_not_drawn(plain, drawn):
 def test_stalls(monkeypatch):
     # A busy machine breaks no test.
     monkeypatch.setattr(typical_step, "MAX_DEVIATION", float("inf"))
-    picture = lab.show_stalls(right.AsyncSaver, right.write_whole)
+    picture = lab.show_stalls(right.AsyncSaver, right.atomic_write)
     found, _ = picture.data
     assert list(found.seconds) == [stalls.SYNCHRONOUS, stalls.STUDENTS, stalls.TORCHS]
     synchronous = found.stall(stalls.SYNCHRONOUS)

@@ -11,7 +11,7 @@ from labs.checks.scripts.files import write_script
 from labs.checks.verdicts import Verdict
 from labs.surviving_failure import lost_host
 from labs.surviving_failure.elastic_metrics import Joined, Metrics, Step, run_again
-from labs.surviving_failure.host_loss import show_host_restarts, show_hosts, why_refused
+from labs.surviving_failure.host_loss import show_host_restarts, show_hosts, show_refusal
 from labs.surviving_failure.lost_host import SPARE, HostsRun
 from labs.surviving_failure.restarts import NOTICED, OWN_STORE, AgentEvent, restart_after
 from labs.workers.hosts import HostsUnavailable, hosts_unavailable
@@ -43,11 +43,11 @@ def test_torch_refuses_a_replacement_without_a_store_of_its_own(script, with_hos
     run = lost_host.lose_host(script, lost="processes")
     assert isinstance(run, HostsRun), run
     assert not run.accepted, (
-        f"torch {torch.__version__} takes a replacement in by itself. In notebook 08, 'A host is "
-        "lost, and replaced', why_refused says so now; shorten the text around it, take the "
+        f"torch {torch.__version__} takes a replacement in by itself. In notebook 08, 'Host loss "
+        "and replacement', show_refusal says so now; shorten the text around it, take the "
         f"variable {OWN_STORE} out of the next run, and turn this test round")
     assert "MASTER_ADDR" in run.error or "role_info" in run.error
-    assert "failed with it" in repr(why_refused(run)) and OWN_STORE in repr(why_refused(run))
+    assert "failed with it" in repr(show_refusal(run)) and OWN_STORE in repr(show_refusal(run))
     assert not isinstance(show_hosts(run), Verdict)
     assert not own_processes() - before
 
@@ -93,7 +93,7 @@ def test_without_hosts_one_sentence_says_why(script, monkeypatch):
     monkeypatch.setattr(lost_host, "hosts", refuse)
     said = lost_host.lose_host(script)
     assert said.passed is None and "Only Linux" in str(said)
-    for draw in (show_hosts, show_host_restarts, why_refused):
+    for draw in (show_hosts, show_host_restarts, show_refusal):
         assert draw(said) is said
 
 
@@ -128,4 +128,4 @@ def test_a_host_that_joins_restarts_all_without_being_counted():
 
 def test_a_torch_that_is_mended_gets_another_text():
     mended = HostsRun(metrics_of([], []), 0.0, error="")
-    assert "by itself" in repr(why_refused(mended))
+    assert "by itself" in repr(show_refusal(mended))

@@ -74,7 +74,7 @@ def test_the_resumed_curve_lies_on_the_other(nothing_left):
 
 def test_a_gradient_that_is_there_loses_the_moments():
     """FACTS of torch 2.13: get_state_dict takes the optimizer for one that has made steps."""
-    rows = lab.show_left_gradient(solution.save_dcp, solution.load_dcp).rows
+    rows = lab.show_stale_gradient(solution.save_dcp, solution.load_dcp).rows
     assert rows[0][1:] == ("equal",) * STEPS_AFTER_RESUME
     assert rows[1][1] == "equal" and "equal" not in rows[1][2:4]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 Span = tuple[float, float]
 
 
-def kept_share(groups: int, failures: Sequence[tuple[float, int]], wait: float, restart: float,
+def replica_goodput(groups: int, failures: Sequence[tuple[float, int]], wait: float, restart: float,
                end: float) -> float:
     """The share of the work that is done from 0 to `end`, 1 without failures.
 

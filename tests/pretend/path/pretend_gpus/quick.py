@@ -35,7 +35,7 @@ ALWAYS_LEFT_OUT = {"labs.memory_math.explorer": ["show_scaling"],
                    "labs.tensor_parallel.muon_update": ["show_sharded_muon"],
                    "labs.pipeline_parallel.choose_plan": ["show_plans", "show_published_plans"],
                    "labs.surviving_failure.other_ranks": ["show_other_ranks"],
-                   "labs.surviving_failure.job_state": ["show_left_gradient"]}
+                   "labs.surviving_failure.job_state": ["show_stale_gradient"]}
 # With one GPU. module -> functions that are left out: they use no rank of the pretend node, or show
 # what has nothing to do with the number of GPUs
 LEFT_OUT = {"labs.start_here.script": ["run_script"],

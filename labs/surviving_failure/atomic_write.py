@@ -1,4 +1,4 @@
-"""Exercise 8.3: a file that is whole, whenever the process that writes it is killed."""
+"""Exercise 8.3: a file that is always complete, whenever the process that writes it is killed."""
 
 import contextlib
 import errno
@@ -26,24 +26,24 @@ NAME = "checkpoint.pt"
 
 
 @check("8.3")
-def check_write_whole(write_whole: Callable):
-    """write_whole(path, data) replaces the file `path` by these bytes, or leaves it as it was."""
+def check_atomic_write(atomic_write: Callable):
+    """atomic_write(path, data) replaces the file `path` by these bytes, or leaves it as it was."""
     with processes.temporary_folder() as folder:
-        [(old, new, disk)] = on_ranks(_on_rank, write_whole, folder, new_generator().random(),
+        [(old, new, disk)] = on_ranks(_on_rank, atomic_write, folder, new_generator().random(),
                                       world_sizes=(1,), timeout=120.0)
     return (f"killed {KILLS} times while it saved: {old} times the old version was there, {new} "
-            "times the new one, whole each time; it is synced, then renamed, and a full disk "
+            "times the new one, complete each time; it is synced, then renamed, and a full disk "
             f"({disk}) does no harm")
 
 
-def _on_rank(write_whole, folder, seed) -> tuple[int, int, str]:
+def _on_rank(atomic_write, folder, seed) -> tuple[int, int, str]:
     """In a process of its own, because it forks and sets limits."""
-    _judge_one(write_whole, Path(folder, "one"))
-    counts = _judge_kills(write_whole, Path(folder, "kills"), random.Random(seed))
-    _judge_steps(write_whole, Path(folder, "steps"))
-    _judge_order(write_whole, Path(folder, "order"))
-    kind = _judge_full_disk(write_whole, Path(folder, "full"))
-    _judge_failed_sync(write_whole, Path(folder, "sync"))
+    _judge_one(atomic_write, Path(folder, "one"))
+    counts = _judge_kills(atomic_write, Path(folder, "kills"), random.Random(seed))
+    _judge_steps(atomic_write, Path(folder, "steps"))
+    _judge_order(atomic_write, Path(folder, "order"))
+    kind = _judge_full_disk(atomic_write, Path(folder, "full"))
+    _judge_failed_sync(atomic_write, Path(folder, "sync"))
     return *counts, kind
 
 
@@ -52,22 +52,22 @@ def _data(version: int, size: int = SIZE) -> bytes:
     return version.to_bytes(8, "little") * (size // 8)
 
 
-def _judge_one(write_whole, folder):
+def _judge_one(atomic_write, folder):
     """New, then replaced by something shorter; as a string as well."""
     folder.mkdir()
     path = folder / NAME
     before = _open_files()
     # Shorter than before, and empty: a file that is opened without truncating it keeps the old end.
     for data, given in ((_data(1), path), (b"short", path), (b"", path), (_data(2), str(path))):
-        returned = write_whole(given, data)
+        returned = atomic_write(given, data)
         if returned is not None:
-            raise Wrong(f"write_whole returned {kind_of(returned)}", "It writes, and returns None.",
-                        code="wrong_type")
-        _judge_content(path, data, "after write_whole has returned")
-        _judge_alone(path, "after write_whole has returned")
+            raise Wrong(f"atomic_write returned {kind_of(returned)}",
+                        "It writes, and returns None.", code="wrong_type")
+        _judge_content(path, data, "after atomic_write has returned")
+        _judge_alone(path, "after atomic_write has returned")
     # Invariant: no file stays open. A job that saves for weeks runs out of file numbers.
     if (left := _open_files() - before) >= 4:
-        raise Wrong(f"4 calls of write_whole have left {counted(left, 'file')} open",
+        raise Wrong(f"4 calls of atomic_write have left {counted(left, 'file')} open",
                     "What os.open returns needs an os.close.", code="file_left_open")
 
 
@@ -95,7 +95,7 @@ def _judge_alone(path, when):
                     code="temporary_file_left")
 
 
-def _judge_steps(write_whole, folder):
+def _judge_steps(atomic_write, folder):
     """Killed at each call that changes names, one after the other: a moment that is too short for a
     random kill is met too."""
     folder.mkdir()
@@ -103,20 +103,20 @@ def _judge_steps(write_whole, folder):
     path.write_bytes(_data(0))
     # Invariant: the name stands for one complete version at any moment. Catches a remove before the
     # rename, and a rename before all is written.
-    for number, name in enumerate(kill_at_steps(lambda: write_whole(path, _data(1)))):
+    for number, name in enumerate(kill_at_steps(lambda: atomic_write(path, _data(1)))):
         _judge_version(path, 0, f"killed with SIGKILL just before its call {number + 1}, of "
                        f"os.{name}")
-    _write_after_kill(write_whole, path, _data(2))
+    _write_after_kill(atomic_write, path, _data(2))
 
 
-def _judge_order(write_whole, folder):
+def _judge_order(atomic_write, folder):
     """What a machine needs that loses its power: the content on the disk before the name points to
     it, and then the name itself."""
     folder.mkdir()
     path = folder / NAME
     path.write_bytes(_data(1))
     with recorded() as calls:
-        write_whole(path, _data(2))
+        atomic_write(path, _data(2))
     # Invariants of the order: write to another name in the same folder, sync that file, rename it,
     # sync the folder. What a killed process has written is in the kernel's page cache, so a kill
     # cannot show that a sync is missing.
@@ -150,19 +150,19 @@ def _judge_syncs(calls: list[FileCall], rename: FileCall, folder: str):
     after = calls[calls.index(rename) + 1:]
     if not any(call.kind == "sync" and call.path == folder for call in after):
         raise Wrong("the folder is not synced after the rename: the new name may be lost with the "
-                    "power, although write_whole has returned", "number = os.open(folder, "
+                    "power, although atomic_write has returned", "number = os.open(folder, "
                     "os.O_RDONLY), os.fsync(number), os.close(number)", code="folder_not_synced")
 
 
-def _judge_full_disk(write_whole, folder) -> str:
+def _judge_full_disk(atomic_write, folder) -> str:
     """What kind of full disk it was, in words."""
     folder.mkdir()
     path = folder / NAME
 
     def fill(full):
-        write_whole(path, _data(1))
+        atomic_write(path, _data(1))
         with full():
-            raised = _raised(write_whole, path, "when the disk is full")
+            raised = _raised(atomic_write, path, "when the disk is full")
         # Invariant: after a write that failed, the old version is there, the temporary file is gone
         # (it takes the room that the next save needs), and the caller gets the error.
         _judge_content(path, _data(1), "when the disk is full", "Without a buffer, write may write "
@@ -174,18 +174,18 @@ def _judge_full_disk(write_whole, folder) -> str:
     return disk
 
 
-def _judge_failed_sync(write_whole, folder):
+def _judge_failed_sync(atomic_write, folder):
     """A network file system may take all bytes, and say only at the sync that the disk is full."""
     folder.mkdir()
     path = folder / NAME
     when = "when os.fsync of the file raises OSError, because the disk is full"
-    write_whole(path, _data(1))
+    atomic_write(path, _data(1))
     with contextlib.ExitStack() as patches:
         for name in filter(lambda name: hasattr(os, name), SYNCS):
             # The system calls cannot be made to fail without a broken disk, so Python's functions
             # do.
             patches.enter_context(mock.patch.object(os, name, _failing(getattr(os, name))))
-        raised = _raised(write_whole, path, when)
+        raised = _raised(atomic_write, path, when)
     _judge_content(path, _data(1), when, "Rename only what is on the disk.")
     _judge_failure(path, raised, when)
 
@@ -202,35 +202,35 @@ def _failing(sync: Callable) -> Callable:
     return called
 
 
-def _raised(write_whole, path, when) -> OSError | None:
+def _raised(atomic_write, path, when) -> OSError | None:
     try:
-        write_whole(path, _data(2))
+        atomic_write(path, _data(2))
     except OSError as error:
         return error
     except Exception as error:
-        raise Wrong(f"{when}, write_whole raises {type(error).__name__}, not that OSError",
+        raise Wrong(f"{when}, atomic_write raises {type(error).__name__}, not that OSError",
                     "The caller gets the error itself: a bare `raise` does it, when the temporary "
                     "file is removed.", code="wrong_error") from error
 
 
 def _judge_failure(path, raised, when):
     if raised is None:
-        raise Wrong(f"{when}, write_whole returns as if all were well",
+        raise Wrong(f"{when}, atomic_write returns as if all were well",
                     "Let the OSError through: who called must know that nothing was saved.",
                     code="error_lost")
     _judge_alone(path, when)
 
 
-def _judge_kills(write_whole, folder, rng) -> tuple[int, int]:
+def _judge_kills(atomic_write, folder, rng) -> tuple[int, int]:
     """(kills that left the old version, kills that left the one that was being saved)"""
     folder.mkdir()
-    path, seconds = folder / NAME, _seconds(write_whole, folder)
+    path, seconds = folder / NAME, _seconds(atomic_write, folder)
     last, old = 0, 0
-    write_whole(path, _data(last))
+    atomic_write(path, _data(last))
     for number in range(1, KILLS + 1):
         # Up to 2.5 times the duration of a write: the kill meets the first, second or third
         # version.
-        killed = kill_while(lambda version: write_whole(path, _data(version)), last + 1,
+        killed = kill_while(lambda version: atomic_write(path, _data(version)), last + 1,
                             rng.uniform(0, 2.5 * seconds))
         # Invariant: what a killed process has left does not stop the next one. Catches a temporary
         # file that is opened with "x", and a folder that is made without exist_ok.
@@ -240,29 +240,29 @@ def _judge_kills(write_whole, folder, rng) -> tuple[int, int]:
         last = _judge_version(path, saved, f"killed with SIGKILL while it wrote version "
                               f"{saved + 1} (kill {number} of {KILLS})")
         old += last == saved
-    _write_after_kill(write_whole, path, _data(last + 1))
-    _judge_content(path, _data(last + 1), "after a whole write")
+    _write_after_kill(atomic_write, path, _data(last + 1))
+    _judge_content(path, _data(last + 1), "after a complete write")
     # Invariant: at most one temporary file is left by a kill, and the next write replaces it.
     # Catches names with a random part or the process id: they fill the disk, one per kill.
-    _judge_alone(path, f"after {KILLS} kills and one whole write")
+    _judge_alone(path, f"after {KILLS} kills and one complete write")
     return old, KILLS - old
 
 
-def _write_after_kill(write_whole, path, data):
+def _write_after_kill(atomic_write, path, data):
     """Writes where a killed process may have left something. Raises Wrong where that fails."""
     try:
-        write_whole(path, data)
+        atomic_write(path, data)
     except Exception as error:  # it has written before, with the same arguments
         raise _stumbles(f"{type(error).__name__}: {error}") from error
 
 
 def _stumbles(error) -> Wrong:
-    return Wrong("write_whole raised an error in a process whose predecessor had been killed: "
+    return Wrong("atomic_write raised an error in a process whose predecessor had been killed: "
                  f"{error}", "What a killed process has left must not stop the next one.",
                  code="stumbles_over_remains")
 
 
-def _seconds(write_whole, folder) -> float:
+def _seconds(atomic_write, folder) -> float:
     """Median seconds of a write, without the time that the disk needs to sync."""
     taken = []
     with contextlib.ExitStack() as patches:
@@ -272,16 +272,16 @@ def _seconds(write_whole, folder) -> float:
             patches.enter_context(mock.patch.object(os, name, lambda *_: None))
         for version in range(5):
             began = time.perf_counter()
-            write_whole(folder / NAME, _data(version))
+            atomic_write(folder / NAME, _data(version))
             taken.append(time.perf_counter() - began)
     return statistics.median(taken)
 
 
 def _judge_version(path, saved, when) -> int:
-    """The version of the file, which is whole, and `saved` or the one after it."""
+    """The version of the file, which is complete, and `saved` or the one after it."""
     if not path.exists():
         raise Wrong(f"{when}: {NAME} is gone", "Never remove the old file before the new one is "
-                    "whole: os.replace does both in one step.", code="old_file_gone")
+                    "complete: os.replace does both in one step.", code="old_file_gone")
     found = path.read_bytes()
     version = int.from_bytes(found[:8], "little")
     if found != _data(version):
@@ -290,7 +290,7 @@ def _judge_version(path, saved, when) -> int:
         raise Wrong(f"{when}: {NAME} has {len(found):,} of {SIZE:,} bytes{mixed}",
                     "Write to another name, and rename when all is there.", code="half_written")
     if version < saved:
-        raise Wrong(f"{when}: {NAME} is version {version}, although write_whole had returned for "
+        raise Wrong(f"{when}: {NAME} is version {version}, although atomic_write had returned for "
                     f"version {saved}", "When it returns, the new version must be there.",
                     code="save_lost")
     return version

@@ -1,4 +1,4 @@
-"""Exercise 8.12: the share of its work that a job of replica groups does."""
+"""Exercise 8.12: the goodput of a job of replica groups."""
 
 import math
 import random
@@ -17,7 +17,7 @@ from labs.checks.numbers import (
 from labs.checks.verdicts import Wrong, check, shows
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
-from labs.predictions.failures.replica_groups import kept_share as right_share
+from labs.predictions.failures.replica_groups import replica_goodput as right_share
 from labs.predictions.failures.simulation import exponential_gaps
 from labs.surviving_failure.save_plan import CLUSTERS
 
@@ -64,12 +64,12 @@ JOBS = (
 
 
 @check("8.12")
-def check_kept_share(kept_share: Callable):
-    """kept_share(groups, failures, wait, restart, end) -> a share from 0 to 1; failures: a list of
+def check_replica_goodput(replica_goodput: Callable):
+    """replica_goodput(groups, failures, wait, restart, end) -> from 0 to 1; failures: a list of
     (time, group), in the order of time."""
-    require_signature(kept_share, ARGUMENTS)
+    require_signature(replica_goodput, ARGUMENTS)
     jobs = [*JOBS, *random_cases()]
-    answers = [_answer(kept_share, job) for job in jobs]
+    answers = [_answer(replica_goodput, job) for job in jobs]
     for at, (job, answer) in enumerate(zip(jobs, answers, strict=True)):
         judge_number(answer, job.share, common_cause(MISTAKES, jobs, answers, at), str(job), "",
                      _HINT, rel_tol=1e-6)
@@ -93,12 +93,12 @@ def random_cases() -> list[Case]:
     return jobs
 
 
-def _answer(kept_share, job) -> float:
+def _answer(replica_goodput, job) -> float:
     failures = list(job.failures)
-    found = kept_share(job.groups, failures, job.wait, job.restart, job.end)
+    found = replica_goodput(job.groups, failures, job.wait, job.restart, job.end)
     if failures != list(job.failures):
-        raise Wrong("kept_share changed its list of failures", "Work on a copy: list(failures).",
-                    code="changes_input")
+        raise Wrong("replica_goodput changed its list of failures",
+                    "Work on a copy: list(failures).", code="changes_input")
     return require_number(found, str(job))
 
 
@@ -146,7 +146,7 @@ MISTAKES: list[Mistake] = [
             "Return a share, from 0 to 1."),
     Mistake("seconds", lambda job: job.share * job.end, "those are seconds",
             "Divide by the time from 0 to `end`."),
-    Mistake("others_go_on_once", _other(waits=False), "the others go on at once",
+    Mistake("others_go_on_once", _other(waits=False), "the others continue at once",
             "After a failure nobody trains for `wait`."),
     Mistake("group_back_after_wait", _other(misses=False), "the group is back after the wait",
             "It is missing for `restart`."),
@@ -172,7 +172,7 @@ WAIT, END = 10.0, 5 * 86_400.0  # seconds
 
 
 @shows("8.12")
-def show_replica_groups(kept_share: Callable) -> Picture:
+def show_replica_groups(replica_goodput: Callable) -> Picture:
     """Draws the share of its work that a job does in five days, by the student's function, over the
     number of its replica groups. Failures come as often per GPU as in Llama 3's training."""
     llama = CLUSTERS[0]
@@ -183,7 +183,7 @@ def show_replica_groups(kept_share: Callable) -> Picture:
         # whole seconds: sums and differences have no rounding, whichever an answer compares
         times = [round(time) for time in takewhile(lambda time: time < END, accumulate(
             exponential_gaps(mean, gpus)))]
-        shares = [_share(kept_share, groups, times, llama.restart) for groups in GROUPS]
+        shares = [_share(replica_goodput, groups, times, llama.restart) for groups in GROUPS]
         ax.plot(GROUPS, shares, "o-", color=colour, markersize=5, linewidth=1.4,
                 label=f"{gpus:,} GPUs, a failure every {mean / 60:,.0f} min")
         ax.axhline(math.exp(-WAIT / mean), color=colour, linestyle="--", linewidth=1,
@@ -203,8 +203,8 @@ def show_replica_groups(kept_share: Callable) -> Picture:
     return Picture(figure, "\n".join([f"restarts of {llama.restart:.0f} s", *words]), data=drawn)
 
 
-def _share(kept_share, groups, times, restart) -> float:
+def _share(replica_goodput, groups, times, restart) -> float:
     """Each failure hits one of the groups, the same ones in every run."""
     rng = random.Random(groups)
     failures = [(time, rng.randrange(groups)) for time in times]
-    return require_number(kept_share(groups, failures, WAIT, restart, END), f"{groups} groups")
+    return require_number(replica_goodput(groups, failures, WAIT, restart, END), f"{groups} groups")

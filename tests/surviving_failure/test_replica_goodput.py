@@ -6,22 +6,22 @@ import pytest
 from _build.definitions import definitions
 from answers import assert_rejected, assert_waits
 
-from labs.predictions.failures.replica_groups import kept_share as by_merging
-from labs.surviving_failure.kept_share import MISTAKES, Case, check_kept_share
+from labs.predictions.failures.replica_groups import replica_goodput as by_merging
+from labs.surviving_failure.replica_goodput import MISTAKES, Case, check_replica_goodput
 
-right = definitions("08_surviving_failure").kept_share
+right = definitions("08_surviving_failure").replica_goodput
 
 
 def mistaken(number):
-    def kept_share(groups, failures, wait, restart, end):
+    def replica_goodput(groups, failures, wait, restart, end):
         return MISTAKES[number].number(Case(groups, tuple(failures), wait, restart, end))
-    return kept_share
+    return replica_goodput
 
 
 def other_way(change):
-    def kept_share(groups, failures, wait, restart, end):
+    def replica_goodput(groups, failures, wait, restart, end):
         return change(groups, failures, wait, restart, end)
-    return kept_share
+    return replica_goodput
 
 
 def never_empty(groups, failures, wait, restart, end):
@@ -97,13 +97,13 @@ def by_events(groups, failures, wait, restart, end):
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong(name):
     answer, words = WRONG[name]
-    assert_rejected(check_kept_share(answer), words)
+    assert_rejected(check_replica_goodput(answer), words)
 
 
 @pytest.mark.parametrize("answer", [right, by_merging, by_the_second, by_events])
 def test_right(answer):
-    assert check_kept_share(answer).passed
+    assert check_replica_goodput(answer).passed
 
 
 def test_one_that_is_not_filled_in_waits():
-    assert_waits(check_kept_share, "8.12")
+    assert_waits(check_replica_goodput, "8.12")

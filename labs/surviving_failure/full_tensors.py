@@ -13,8 +13,8 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 Tensors = dict[str, torch.Tensor]
 
 
-def whole_tensors(job: ResumableJob) -> Tensors:
-    """Name -> parameter, moment or buffer of the whole model, without padding; of ZeRO-3, by flat
+def full_tensors(job: ResumableJob) -> Tensors:
+    """Name -> parameter, moment or buffer of the full model, without padding; of ZeRO-3, by flat
     parameter. What is missing is left out. All ranks must call it; under DDP, and for what each
     rank keeps in full, each returns its own."""
     units = getattr(job.module, "units", ())
@@ -52,8 +52,8 @@ def unlike_shards(job: ResumableJob) -> tuple[str, str, str] | None:
                 return ("wrong_size",
                         f"{name} of {unit.name}: a shard of shape {list(value.shape)}, one of "
                         f"{dist.get_world_size()} ranks has {unit.shard_elements:,} elements",
-                        "An old shard is no new one: join all old ones, without padding, and cut "
-                        "again.")
+                        "An old shard is not a new one: concatenate the old ones without padding, "
+                        "then shard again.")
             # A slice of the joined tensor is a view: it keeps the memory of all ranks' shards
             # allocated.
             if value.untyped_storage().nbytes() > value.nbytes:

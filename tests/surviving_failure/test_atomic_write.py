@@ -14,7 +14,7 @@ from answers import assert_rejected, assert_waits
 import labs.surviving_failure as lab
 
 pytestmark = pytest.mark.usefixtures("warm_launcher")
-right = definitions("08_surviving_failure").write_whole
+right = definitions("08_surviving_failure").atomic_write
 
 
 def sync_folder(path):
@@ -227,15 +227,15 @@ WORDS = {
 
 @pytest.mark.parametrize("name", WORDS)
 def test_wrong_answer(name):
-    assert_rejected(lab.check_write_whole(vars(Wrong)[name]), WORDS[name])
+    assert_rejected(lab.check_atomic_write(vars(Wrong)[name]), WORDS[name])
 
 
 @pytest.mark.parametrize("answer", [right, Right.with_numbers, Right.whatever_is_raised,
                                     Right.all_disks_too])
 def test_right_answer(answer):
-    verdict = lab.check_write_whole(answer)
+    verdict = lab.check_atomic_write(answer)
     assert verdict.passed, str(verdict)
 
 
 def test_waits():
-    assert_waits(lab.check_write_whole, "8.3")
+    assert_waits(lab.check_atomic_write, "8.3")
