@@ -389,7 +389,7 @@ def bucketed(model, cap_bytes=PRESET.cap_bytes):
 # |:--|:--|
 # | **Core** | 2.7 to 2.10, 2.12 |
 # | **Optional** | 2.11 |
-# | **In a new kernel** | run the first code cell, those of 2.2, 2.4, 2.5 and 2.6, and the cell above |
+# | **In a new kernel** | run the cell of the imports, those of 2.2, 2.4, 2.5 and 2.6, and the cell above |
 #
 # You will be able to:
 #

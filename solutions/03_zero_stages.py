@@ -546,7 +546,7 @@ lab.show_gathered_layers(zero3_prefetch, PRESET)
 # |:--|:--|
 # | **Core** | 3.6, 3.8, 3.9, 3.11 |
 # | **Optional** | 3.7, 3.10 |
-# | **In a new kernel** | run the first code cell, and the code cells of exercises 3.1 to 3.5 |
+# | **In a new kernel** | run the cell of the imports, and the code cells of exercises 3.1 to 3.5 |
 #
 # You will be able to:
 #

@@ -402,7 +402,7 @@ lab.show_lost_time(runs, attribute_overhead)
 # |:--|:--|
 # | **Core** | 6.6, 6.7, 6.8, 6.9, 6.11 |
 # | **Optional** | 6.3, 6.5, 6.10, 6.12, 6.14, 6.15 |
-# | **In a new kernel** | run the first code cell; `train.py` of exercise 6.1 is a file, which is still there |
+# | **In a new kernel** | run the cell of the imports; `train.py` of exercise 6.1 is a file, which is still there |
 #
 # You will be able to:
 #

@@ -639,7 +639,7 @@ lab.show_norms(clip_grad_norm, vocabulary_parallel, fully_sharded_llama)
 # |:--|:--|
 # | **Core** | 7.7, 7.8, 7.9 |
 # | **Optional** | none |
-# | **In a new kernel** | run the first code cell, and the cells of exercises 7.1, 7.2 and 7.3 |
+# | **In a new kernel** | run the cell of the imports, and the cells of exercises 7.1, 7.2 and 7.3 |
 #
 # You will be able to:
 #
@@ -1108,7 +1108,7 @@ labs.launch(gradient_of_a_norm, ranks=2, quiet=True)
 # |:--|:--|
 # | **Core** | 7.10, 7.11, 7.12, 7.28 |
 # | **Optional** | 7.13 |
-# | **In a new kernel** | run the first code cell, `all_gather_sequence` and `GatherToRegion` |
+# | **In a new kernel** | run the cell of the imports, `all_gather_sequence` and `GatherToRegion` |
 #
 # You will be able to:
 #

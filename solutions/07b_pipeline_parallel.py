@@ -50,7 +50,7 @@ labs.warm_up()
 # ## Pipeline stages and micro-batches
 #
 # Tensor parallelism all-reduces four times in every layer, so it stays inside a node. With **pipeline
-# parallelism** each rank has a **stage**: some consecutive layers. Only the residual stream crosses
+# parallelism** each rank has a **stage**: some consecutive layers. Only the hidden states (the residual stream) cross
 # from one stage to the next, as values in forward and as gradients in backward. How many bytes is
 # that? The cell computes it for GPT-3 with 8 stages, one sequence and 16-bit numbers.
 
@@ -75,7 +75,7 @@ lab.show_schedule([[F(0), F(1), B(0), B(1)], [F(0), B(0), F(1), B(1)]], micro_ba
 # A forward takes one *slot*. A backward takes two, because it computes two matrix products for each one
 # of the forward. The grey time is the **bubble**: there a rank computes nothing.
 #
-# Some orders deadlock. The next cell exchanges the two lists, and the lab names the first action that
+# Some orders deadlock. The next cell swaps the two lists, and the lab names the first action that
 # can never run.
 
 # %%
@@ -271,7 +271,7 @@ lab.show_schedules(one_f_one_b, interleaved, ranks=4, micro_batches=8, chunks=2)
 #
 # It has two costs. A micro-batch crosses 2p − 1 stage boundaries instead of p − 1, so about v
 # times as many bytes are sent. And more activations are in flight: on the last rank those of 2.5
-# micro-batches instead of 1. (The formula's tick is Megatron-LM's peak.)
+# micro-batches instead of 1. (The tick "formula" marks the peak of Megatron-LM's order.)
 
 # %% [markdown]
 # ## Zero bubble: split backward
@@ -394,7 +394,7 @@ lab.show_published_bubbles("6.2B")
 # |:--|:--|
 # | **Core** | 7.18, 7.19 |
 # | **Optional** | 7.20 |
-# | **In a new kernel** | run the first code cell, and those of exercises 7.15 and 7.17 |
+# | **In a new kernel** | run the cell of the imports, and those of exercises 7.15 and 7.17 |
 #
 # You will be able to:
 #
@@ -447,7 +447,7 @@ lab.diagnose(exchange, ranks=2, device="cpu")
 # | call | what it does |
 # |:--|:--|
 # | `links.receive(action)` | F: the output of the stage before. B: the gradient of this stage's output. None if there is none |
-# | `links.send(action, tensor)` | F: to the next stage. B: to the stage before |
+# | `links.send(action, tensor)` | F: to the next stage. B: to the stage before. The last stage sends no output, the first no gradient |
 # | `links.is_last(action)` | whether the stage is the last, which computes the loss |
 
 # %% [markdown]
@@ -482,8 +482,9 @@ labs.guess("7.18", "mean loss of 10 targets at 4 and 90 at 2", my_guess)
 # *Difficulty 4 of 5 · 30 minutes · target: 5 steps equal one process on 2, 3 and 4 ranks; each message
 # b·s·h numbers*
 #
-# `stages[number]` are this rank's stages. `micro_batches[i]` has `"input_ids"` and `"targets"`.
-# `nn.functional.cross_entropy` takes logits of two dimensions, and ignores targets of -100. Begin with the forward.
+# `stages[number]` are this rank's stages. `micro_batches[i]` has `"input_ids"` and `"targets"`, which are
+# shifted already. `nn.functional.cross_entropy` takes logits of two dimensions, and ignores targets of
+# -100. (`F` is the forward's name here, so do not import torch's functional as `F`.) Begin with the forward.
 # It returns the stage's input and its output. On the last stage the output is the sum of the losses,
 # divided by `targets`, the number in all micro-batches.
 
@@ -560,7 +561,7 @@ lab.show_training(run_actions, one_f_one_b, ranks=4, micro_batches=6)
 lab.show_measured(one_f_one_b, ranks=4, micro_batches=6)
 
 # %% [markdown]
-# **Notice:** both timelines have the same bubble; rank 0 has four micro-batches in flight, the last rank
+# **Notice:** both timelines have nearly the same bubble; rank 0 has four micro-batches in flight, the last rank
 # one.
 #
 # The shortest of three measured steps is drawn. Messages make its bubble slightly larger
@@ -650,7 +651,7 @@ lab.show_split(split_layers, costs, ranks=8)
 # as much as 2.4 layers.
 #
 # Layers are not split, so 5 is the optimum; the lighter stages wait.
-# *[Llama 3](https://arxiv.org/abs/2407.21783)* had one layer less on the first and on the last stage
+# *[Llama 3](https://arxiv.org/abs/2407.21783)* had one layer fewer on the first and on the last stage
 # (section 3.3.2). The first stage also has the most micro-batches in flight.
 
 # %% [markdown]
@@ -718,9 +719,9 @@ print(f"Llama-3.2-1B, tied: {128_256 * 2048 / 1e6:.0f} of 1,236 million paramete
 # *Difficulty 3 of 5 · 20 minutes · target: 5 steps of a tied Llama equal one process; communicated:
 # one number and, on two ranks, the tied gradient*
 #
-# `parameters` are this rank's, `group` this pipeline's ranks. `tied` is the copy of the tied parameter,
+# `parameters` are this rank's, `group` the pipeline's ranks. `tied` is the copy of the tied parameter,
 # or None; `tied_group` has the two ranks with a copy. Sum the tied gradients, scale all gradients to
-# at most `max_norm` in place, and return the norm before. Some parameters have no gradient.
+# at most `max_norm` in place; return the norm before that. Some parameters have no gradient.
 
 # %%
 # Exercise 7.20: one norm over all stages
@@ -760,7 +761,7 @@ lab.check_clip_across_stages(clip_across_stages)
 # |:--|:--|
 # | **Core** | 7.21, 7.23, 7.24, 7.25, 7.27 |
 # | **Optional** | 7.26 |
-# | **In a new kernel** | run the first code cell |
+# | **In a new kernel** | run the cell of the imports |
 #
 # You will be able to:
 #
@@ -867,9 +868,9 @@ labs.guess("7.23", "percent of the parameters on a rank", my_guess)
 # *Difficulty 3 of 5 · 15 minutes · target: five steps on 8 ranks equal to one process; a rank keeps at
 # most 1/4 of its stage's matrices*
 #
-# Fill in the plan: it maps the name of a module of a layer, such as "self_attn.q_proj", to
-# `ColwiseParallel()` or `RowwiseParallel()`. Then apply both functions in the right order, and return
-# the stage.
+# Make a plan, a dictionary: it maps the name of each matrix of a layer, such as "self_attn.q_proj" or
+# "mlp.down_proj" (exercise 7.18 printed all seven), to `ColwiseParallel()` or `RowwiseParallel()`.
+# Then apply both functions in the right order, and return the stage.
 
 # %%
 # Exercise 7.23: a stage, cut in two more dimensions
@@ -908,7 +909,7 @@ lab.show_three_dimensions(parallelize)
 #
 # The pipeline sends a hidden state and its gradient for each micro-batch. FSDP gathers every layer again
 # for each of the 4 micro-batches. So in a pipeline FSDP keeps gathered parameters until the
-# step ends (torch's own stages call `set_reshard_after_backward(False)`), or ZeRO-1 replaces FSDP.
+# step ends (torch's own stages call `set_reshard_after_backward(False)`; `reshard_after_forward=False` is needed too), or ZeRO-1 replaces FSDP.
 
 # %% [markdown]
 # ## Memory of one rank
@@ -926,7 +927,7 @@ lab.show_three_dimensions(parallelize)
 # | `plan.data`, `plan.tensor`, `plan.pipeline` | the sizes of the dimensions |
 # | `plan.layers(job, stage)` | the layers of a stage |
 # | `plan.micro_batches(job)` | the micro-batches of a step, on each replica |
-# | `lab.layer_activations(job, plan)` | the bytes that one layer saves for one micro-batch (notebook 01) |
+# | `lab.layer_activations(job, plan)` | the bytes that one layer saves on one rank for one micro-batch (notebook 01) |
 
 # %%
 plan = lab.Plan(data=32, tensor=8, pipeline=12, sharding="ZeRO-1", micro_batch=1)
@@ -1009,7 +1010,7 @@ lab.show_published_steps()
 
 # %% [markdown]
 # With the chunks of these runs all five errors are below 8 %, and all predictions are too
-# fast. With one chunk, MegaScale's three would be closer, but for a wrong reason: a bubble that is 3 or 6 times
+# fast. With one chunk, MegaScale's three would be closer, but for a wrong reason: a bubble that is 6 times
 # too long replaces what the model does not know. An error says little about a model that describes
 # another schedule.
 
@@ -1033,8 +1034,8 @@ lab.show_published_steps()
 
 # %% [markdown]
 # A context-parallel rank has at least 1,024 tokens of a sequence, and gathers keys and values, as in
-# Llama 3. `schedule` is "1F1B" or "ZB-H1". Under 1F1B stages can interleave `chunks`, if these divide a
-# stage's layers and the stages divide the micro-batches.
+# Llama 3. `schedule` is "1F1B" or "ZB-H1". Under 1F1B a rank's layers can be interleaved in `chunks`, if
+# the chunks divide them and the stages divide the micro-batches.
 #
 # With FSDP a stage gathers its parameters once a step, and reduces a chunk's gradients when its
 # micro-batches are done. Each GPU has its own network card, except in the job "one card".
@@ -1058,7 +1059,7 @@ labs.guess("7.25", "GPUs of a replica of 405B parameters", my_guess)
 # %% [markdown]
 # ### Exercise 7.25 · The fastest plan that fits
 #
-# *Difficulty 2 of 5 · 8 minutes · target: plans that fit for ten jobs, none 5 % slower than the fastest*
+# *Difficulty 2 of 5 · 8 minutes · target: plans that fit for ten jobs, none more than 5 % slower than the fastest*
 #
 # `choose_plan(job)` returns the plan with the shortest step among those that fit, or None if none fits.
 
@@ -1095,9 +1096,9 @@ lab.show_llama_3_seconds()
 
 # %% [markdown]
 # At 131,072 tokens, 6N alone would leave less time than matrix products and attention need without any
-# communication. So the TFLOP/s count attention, and the published step takes 6.74 s, not the 6.22 s
-# of 6N. This test does not exclude that half of attention is counted, which is what a causal
-# kernel computes.
+# communication. So the TFLOP/s count attention: all of it, as PaLM's formula does, and the published
+# step takes 6.74 s, not the 6.22 s of 6N; or the half that a causal kernel computes. This test
+# excludes neither.
 
 # %%
 lab.show_published_plans(choose_plan)
@@ -1105,9 +1106,10 @@ lab.show_published_plans(choose_plan)
 # %% [markdown]
 # **Notice:** for 16,384 GPUs and 8,192 tokens your search finds the plan that Meta ran, and its step
 # is predicted within 5 %.
-#
-# At 131,072 tokens the prediction is 16 % too fast: the model knows neither document masks nor the load
-# imbalance that they cause. For 8,192 GPUs the published plan is 1.5 GB too large for our model; Meta
+
+# %% [markdown]
+# At 131,072 tokens the prediction is 16 % too fast. The model does not know the load imbalance that
+# document masks cause; it does not know either that masks leave work out. For 8,192 GPUs the published plan is 1.5 GB too large for our model; Meta
 # freed tensors early. What makes the plan fast? The cell changes one setting at a time.
 
 # %%
@@ -1118,7 +1120,7 @@ lab.show_plan_costs(lab.JOBS["Llama-3-405B"],
                     [replace(published, **change) for change in changes])
 
 # %% [markdown]
-# With one chunk a stage the step is more than half as long again, because there are only 16 micro-batches
+# With one chunk on each rank the step takes more than 1.5 times as long, because there are only 16 micro-batches
 # for 16 stages. The unsharded gradients of the complete stage do not fit, either. ZB-H1 is shorter, but has
 # p micro-batches in flight on every stage. ZeRO-1 does not shard the gradients. Full recomputation fits
 # easily, but computes a third more. Eight chunks solve both problems.
@@ -1295,9 +1297,9 @@ labs.guess("7.26", "kB that TP all-reduces in forward and backward", my_guess)
 lab.show_collectives(layouts)
 
 # %% [markdown]
-# DDP and TP need the same in both. FSDP does not: on a CPU, JAX's compiler XLA has no
-# reduce-scatter. So each device receives the complete sum of the gradients, twice the traffic, and keeps
-# its shard. For GPUs XLA has a reduce-scatter. XLA also gathers each weight once where torch gathers twice,
+# DDP and TP need the same in both. FSDP does not: on a CPU, JAX's compiler XLA forms no
+# reduce-scatter here. So each device receives the complete sum of the gradients, twice the traffic, and keeps
+# its shard. For GPUs it forms one. XLA also gathers each weight once where torch gathers twice,
 # because it keeps gathered weights, and their memory, until backward. Under `jax.checkpoint` it gathers
 # twice, too.
 
@@ -1326,7 +1328,7 @@ lab.show_layouts(fsdp_and_tp, {"data": 2, "tensor": 4})
 # | gradients m times too large | means of micro-batches were summed |
 # | embedding and head diverge | two copies of a tied parameter, gradients not summed |
 # | the last stage runs out of memory | the head was not counted as a layer |
-# | bubble above the formula | unbalanced stages, or m < p |
+# | bubble above the formula | unbalanced stages; with ZB-H1, m < p |
 # | tensor parallelism is slow | its group spans nodes: wrong order of the mesh's dimensions |
 
 # %% [markdown]
