@@ -3,7 +3,7 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 120 minutes, and 60 for the optional exercises |
+# | **Time** | 105 minutes, 75 more for optional parts |
 # | **Needs** | any machine with 2 cores; no GPU |
 #
 # The weights of Llama-2-7B take 13 GB in 16 bits, and an A100 has 85 GB. Yet training the model on

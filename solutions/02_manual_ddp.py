@@ -3,7 +3,7 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 180 minutes in two sittings (75 and 105); 45 for the optional exercise |
+# | **Time** | 185 minutes in two sittings (70 + 115), 50 more for optional parts |
 # | **Needs** | any machine with 2 cores; no GPU |
 # | **Core** | 2.1 to 2.6 in this sitting |
 #
@@ -383,7 +383,7 @@ def bucketed(model, cap_bytes=PRESET.cap_bytes):
     return BucketedDDP(model, make_buckets(model.parameters(), cap_bytes))
 
 # %% [markdown]
-# ## Second sitting · 105 minutes
+# ## Second sitting · 115 minutes
 #
 # | | |
 # |:--|:--|

@@ -3,7 +3,7 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 200 minutes in two sittings; 80 for the optional exercises |
+# | **Time** | 185 minutes in two sittings (110 + 75), 85 more for optional parts |
 # | **Needs** | any machine with 2 cores; no GPU |
 #
 # DDP replicates parameters, gradients and optimizer state on each of N ranks. The Zero Redundancy
@@ -540,7 +540,7 @@ lab.show_gathered_layers(zero3_prefetch, PRESET)
 # before them. A later wait is an all-gather that took longer than the previous layer's computation.
 
 # %% [markdown]
-# ## Second sitting · 85 minutes
+# ## Second sitting · 75 minutes
 #
 # | | |
 # |:--|:--|

@@ -3,7 +3,7 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 240 minutes in two sittings; 60 for the optional exercise |
+# | **Time** | 230 minutes in two sittings (85 + 145), 60 more for optional parts |
 # | **Needs** | 2 cores. On GPUs everything is measured on them. One GPU shows memory; speed needs several |
 #
 # Fully sharded data parallelism (FSDP) is PyTorch's implementation of ZeRO-3. You apply
@@ -200,7 +200,7 @@ labs.guess("4.2", "collectives per step, each linear", my_guess)
 # | all-gather of | exposed seconds in forward |
 # |:--|:--|
 # | the root | all: nothing can compute before it |
-# | the first unit | all: the root computes nothing yet |
+# | the first unit | all: the root computes hardly anything yet |
 # | each further unit | those that the previous unit's forward does not hide, never below zero |
 #
 # `gather(n)` returns the seconds of an all-gather of n parameters. `compute(n)` returns the seconds
@@ -271,9 +271,11 @@ lab.show_wrappings(wrappings, PRESET, cost)
 # %% [markdown]
 # **Notice:** from one unit for the model to one per block, the gathered bytes shrink most. From
 # blocks to linear layers, the number of collectives grows most.
-#
+
+# %% [markdown]
 # On a CPU, the measured bytes equal your `cost` exactly. With a single unit the model is allocated
-# twice, in the buffer and as parameters, so it needs *more* memory than without sharding. The chart
+# twice, in the buffer and as parameters: its *parameters* then take more than twice their memory without
+# sharding. The chart
 # trains 2 sequences per rank, fewer than the preset, so that activations do not hide the buffers.
 
 # %% [markdown]
@@ -490,7 +492,8 @@ lab.show_summary(compared, largest_ddp, largest_fsdp, largest_checkpointed)
 # %% [markdown]
 # ## Mixed precision
 #
-# The rest of the bar is activations and gathered parameters. In 16 bits they take half the memory.
+# Under FSDP with checkpointing, what is left besides the shards is activations and gathered parameters.
+# In 16 bits they take half the memory.
 #
 # A `MixedPrecisionPolicy` has two dtypes. `param_dtype` is the dtype in which parameters are gathered
 # and used. `reduce_dtype` is the dtype in which gradients are communicated and summed. The shards
@@ -569,13 +572,13 @@ lab.show_underflow()
 # zeros are sums that cancel exactly after rounding.
 
 # %% [markdown]
-# ## Second sitting · 150 minutes
+# ## Second sitting · 145 minutes
 #
 # | | |
 # |:--|:--|
 # | **Core** | 4.6, 4.7, 4.8, 4.9, 4.11, 4.13 |
 # | **Optional** | 4.12 |
-# | **In a new kernel** | run the first two code cells, those of exercises 4.1, 4.4 and 4.5, and the cell of `offloaded` |
+# | **In a new kernel** | run the cells of the imports and of `PRESET`, those of exercises 4.1, 4.4 and 4.5, and the cell of `offloaded` |
 #
 # You will be able to:
 #
@@ -615,19 +618,19 @@ lab.show_hsdp(shard, PRESET)
 # rank, and 8 times that per node.
 #
 # A tensor on the **meta device** has a shape but no memory. So build the model there, shard it, and
-# only then allocate the shards with `to_empty`.
+# only then allocate shards and buffers with `to_empty`.
 
 # %% [markdown]
-# `to_empty` does not initialise the shards: they contain arbitrary values until you draw random
+# `to_empty` does not initialise them: shards and buffers contain arbitrary values until you draw random
 # numbers. On a CPU every rank has its own generator, so equal seeds give
 # equal shards.
 
 # %% [markdown]
 # | call | does |
 # |:--|:--|
-# | `model.to_empty(device=...)` | allocates this rank's shards, here on `lab.device()` |
+# | `model.to_empty(device=...)` | allocates this rank's shards and the buffers, here on `lab.device()` |
 # | `lab.mesh().get_local_rank("shard")` | returns this rank's index among the shards |
-# | `model._init_weights(module)` | initialises the parameters of one module |
+# | `model._init_weights(module)` | initialises parameters and buffers of one module |
 # | `model.apply(function)` | calls `function(module)` for each module, children first |
 #
 # torch's layers initialise themselves in `reset_parameters()`. In Hugging Face's models, the model
@@ -819,7 +822,8 @@ lab.show_loop(found_loop)
 #
 # *Difficulty 2 of 5 · 10 minutes · target: the parameters of one process after 4 clipped steps*
 #
-# There are two mistakes.
+# There are two mistakes. (FSDP2's gradients are DTensors, so `clip_grad_norm_` computes the global norm.
+# In notebook 03 the gradients were plain tensors. For the test, each batch makes a step.)
 
 # %%
 # Exercise 4.8: the same loop, fixed
@@ -983,7 +987,7 @@ lab.show_node_chart(laptop)
 # model, and one whose states DDP could never store.
 #
 # Checkpointing saves memory and costs computation. Offload saves more, and costs AdamW on the host.
-# More ranks do less each; *exposed* says why. The prediction leaves out what a GPU does not have:
+# With more ranks, each trains fewer tokens per second. The prediction leaves out what a GPU does not have:
 # gloo's own work, and four ranks on two cores.
 
 # %% [markdown]
@@ -991,10 +995,11 @@ lab.show_node_chart(laptop)
 #
 # *Difficulty 3 of 5 · 20 minutes · target: three costs of any job, exactly*
 #
-# - `efficiency(few, many)`: each argument is (GPUs, tokens of a step on all of them, its seconds).
-#   Return tokens per second *per GPU* on many GPUs, divided by that on few.
-# - `communication_ratio`: seconds of FSDP's collectives in fp32, divided by seconds of computing
-#   (6 FLOPs per parameter and token). `tokens` is per rank; `link` is in bytes/s.
+# - `efficiency(few, many)`: each is (GPUs, tokens of a step on all of them, its seconds). Return
+#   tokens per second *per GPU* on many, divided by that on few.
+# - `communication_ratio`: seconds of FSDP's fp32 collectives, divided by computing's (6 FLOPs
+#   per parameter and token). `tokens` is per rank, `flops` a GPU's FLOP/s, `link` is in
+#   bytes/s; the factor (N−1)/N counts here.
 
 # %% [markdown]
 # - `offload`: seconds of a rank's copies over PCIe, and seconds of AdamW on the host. The shard is
@@ -1130,7 +1135,7 @@ padded(torch.ones(1, 4), 8)  # what rank 1 packs of the weight above
 # |:--|:--|
 # | `dist.all_gather_single(full, piece, async_op=True)` | returns a handle; after its `.wait()`, the flat `full` has all ranks' pieces |
 # | `dist.reduce_scatter_single(piece, flat)` | writes this rank's piece of the sum into `piece` |
-# | `full.split(lengths, dim=1)` | splits columns: for each parameter, the rows of all ranks |
+# | `full.view(ranks, -1).split(lengths, dim=1)` | splits columns: for each parameter, the rows of all ranks |
 
 # %%
 # Exercise 4.12: what a rank stores of a unit
@@ -1266,7 +1271,7 @@ lab.check_from_scratch(my_fsdp)
 lab.write_script("fsdp.py")
 
 # %% [markdown]
-# Now fill in the gaps of `fsdp.py`, save the file, and run the check.
+# Run the check. (In `fully_shard`, `mesh` is optional: by default all ranks share the module.)
 
 # %%
 lab.check_fsdp("fsdp.py")

@@ -3,7 +3,7 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 110 minutes, and 40 for the optional exercise |
+# | **Time** | 140 minutes, 45 more for optional parts |
 # | **Needs** | any machine with 2 cores; no GPU |
 #
 # In every step FSDP all-gathers each layer's parameters twice and reduce-scatters its gradients once.

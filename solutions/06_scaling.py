@@ -3,10 +3,10 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 210 minutes in two sittings; 100 for the optional exercises |
+# | **Time** | 190 minutes in two sittings (85 + 105), 120 more for optional parts |
 # | **Needs** | any machine with 2 cores; Linux for the two hosts; no GPU |
 #
-# So far `launch` started your ranks, on one machine. Here you write a training script of your own and
+# So far your ranks ran on one machine. Here you write a training script of your own and
 # run it on two hosts with a real link between them. Then you measure what limits it, and you prove
 # which strategy a library really ran.
 
@@ -67,7 +67,8 @@ lab.torchrun("who.py", ranks=2)
 # | `LOCAL_RANK`, `LOCAL_WORLD_SIZE` | the same within this host: `LOCAL_RANK` selects the GPU |
 # | `MASTER_ADDR`, `MASTER_PORT` | the address at which all processes meet, the **rendezvous** |
 #
-# `dist.init_process_group()` without arguments reads them.
+# `dist.init_process_group()` without arguments reads them, apart from the second row: your script
+# selects the GPU.
 
 # %% [markdown]
 # ## Distributed sampling
@@ -95,14 +96,15 @@ labs.guess("6.1", "optimizer steps of a rank", my_guess)
 # %% [markdown]
 # ### Exercise 6.1 · A distributed training script, `train.py`
 #
-# *Difficulty 3 of 5 · 25 minutes · target: on 2 and 3 ranks, each sample once per epoch; losses and
-# parameters equal to those of one process*
+# *Difficulty 3 of 5 · 25 minutes · target: on 2 and 3 ranks, each sample once per epoch, apart from
+# the sampler's padding; losses and parameters equal to those of one process*
 #
 # The next cell writes the file `train.py`. Fill in its three gaps. `models.blocks(model)` is the list
 # of the transformer blocks. With FSDP each block is a unit, and the model is the root unit.
 
 # %% [markdown]
-# `train` returns one dictionary for each step:
+# `module(input_ids=windows, labels=windows).loss` is the mean loss; the model shifts the labels. `train`
+# returns one dictionary for each step (all tokens of the windows count):
 #
 # | Key | Value |
 # |:--|:--|
@@ -141,7 +143,7 @@ lab.show_metrics(trained)
 # **Notice:** two processes ran, but one line was printed and one file was written.
 #
 # Each step counts the tokens of both ranks. The learning rate falls by the same amount in each step. If
-# it fell twice as fast, the scheduler would be stepped once per rank. Later you start this file
+# it reached zero after half of the steps, the scheduler would step twice per optimizer step. Later you start this file
 # unchanged on two hosts and with `accelerate launch`.
 
 # %% [markdown]
@@ -307,7 +309,8 @@ for trace in runs["slow rank"]:
 # 3. *communication*: this rank is inside a collective that all ranks have entered;
 # 4. *waiting*: this rank is inside a collective that some other rank has not entered yet.
 #
-# All other instants count as *computing* too. So overlapped communication costs no time.
+# All other instants count as *computing*. It comes first, so overlapped communication
+# costs no time.
 
 # %% [markdown]
 # | Expression | Value |
@@ -396,7 +399,7 @@ lab.show_lost_time(runs, attribute_overhead)
 # a barrier before the last rank has entered it.
 
 # %% [markdown]
-# ## Second sitting · 115 minutes
+# ## Second sitting · 105 minutes
 #
 # | | |
 # |:--|:--|
@@ -624,7 +627,7 @@ lab.check_hybrid_shard(hybrid_shard)
 lab.show_training(hybrid_shard)
 
 # %% [markdown]
-# **Notice:** the strategies have the same order by seconds as by bytes.
+# **Notice:** ordered by seconds or by bytes, the strategies rank the same.
 #
 # ZeRO-3 sends three times the bytes of HSDP, and its step takes more than twice as long; FSDP saves one
 # all-gather of the root. DDP sends 1.5 times the bytes of HSDP, and stores twice its parameters. ZeRO-3 and
@@ -687,14 +690,16 @@ lab.check_choose_strategy(choose_strategy)
 lab.show_choice(choose_strategy)
 
 # %% [markdown]
-# **Notice:** HSDP wins only where the link is slow and the hosts are few.
-#
+# **Notice:** HSDP wins only where the link is slow, and then only if the hosts are few or DDP does not
+# fit.
+
+# %% [markdown]
 # In a training cluster, with a card for each GPU, the network is almost as fast as NVLink, so the
 # strategy with the fewest bytes wins: DDP if it fits, else FSDP. On two hosts with one card each, HSDP sends
 # S between hosts, and DDP 1.9 S. On 16 hosts 2(H-1)/H is almost 2(N-1)/N, and that gain is gone.
 
 # %% [markdown]
-# 70B parameters need 16 hosts, which is impractical at 10 Gbit/s.
+# 70B parameters do not fit on 2 hosts. On 16 hosts a step's collectives take minutes at 10 Gbit/s.
 #
 # The rule counts bytes only. A ring over N ranks also has N-1 steps with a latency each, and the switches
 # of a large cluster may carry less than all cards together. Both favour HSDP on many hosts; only a
@@ -836,7 +841,7 @@ launched
 # when backward was done.
 
 # %% [markdown]
-# Accelerate uses a CPU only on request, by `Accelerator(cpu=True)`; the script's option is `--cpu`. The
+# On CPUs, Accelerate joins the ranks into one job only on request, by `Accelerator(cpu=True)`; the script's option is `--cpu`. The
 # option `--shard` sets a private variable of Accelerate to FSDP, as Accelerate itself does on GPUs.
 #
 # The next cell reads the records of this job and runs three more, as torchrun would: `--cpu` on one process,
@@ -917,7 +922,7 @@ lab.show_jobs(jobs, identify_strategy)
 # **Notice:** on a CPU the script never used FSDP by itself.
 #
 # As launched, each rank trains a model of its own. With `--cpu` it is DDP: one all-reduce of all gradients,
-# nothing sharded, no warning. Only with `--shard` the two ranks store one copy together, although the
+# nothing sharded, no warning. Only with `--shard` do the two ranks store one copy together, although the
 # library still calls itself MULTI_CPU. On GPUs the first line is FSDP.
 
 # %% [markdown]
@@ -932,8 +937,8 @@ lab.show_deepspeed_config(stage=2)
 
 # %% [markdown]
 # Accelerate's FSDP is `fully_shard`, so its memory and traffic are those of notebook 04. Notebook 03's last
-# picture has DeepSpeed's three stages. After backward its stage 1 equals ZeRO-2: it frees gradients that
-# other ranks own as soon as they are reduced. It differs from stage 2 only during gradient accumulation.
+# picture has DeepSpeed's three stages. By default its stage 1 reduces
+# gradients after backward, and then frees those that other ranks own, so its peak is higher than stage 2's.
 # Stages 1 and 2 all-reduce, so they send as much as FSDP2.
 
 # %% [markdown]
@@ -941,8 +946,8 @@ lab.show_deepspeed_config(stage=2)
 # use FSDP2, in plain torch or through Accelerate. Use DeepSpeed for features that only it has, such as
 # states on NVMe.
 #
-# Accelerate's launcher also starts scripts that do not import Accelerate: `accelerate launch train.py`
-# starts yours unchanged, because your script joins the process group through the environment variables that
+# Accelerate's launcher also starts scripts that do not import Accelerate: `accelerate launch
+# --config_file accelerate.yaml train.py` starts yours unchanged, because your script joins the process group through the environment variables that
 # every launcher sets.
 
 # %% [markdown]

@@ -3,7 +3,7 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 355 minutes in three sittings; 30 for the optional exercise |
+# | **Time** | 330 minutes in three sittings (145 + 70 + 115), 35 more for optional parts |
 # | **Needs** | any machine with 2 cores; no GPU |
 #
 # Under data parallelism, FSDP included, each rank has its own samples. Under tensor, sequence and
@@ -633,7 +633,7 @@ lab.show_norms(clip_grad_norm, vocabulary_parallel, fully_sharded_llama)
 # are then too small by the same factor.
 
 # %% [markdown]
-# ## Second sitting · 80 minutes
+# ## Second sitting · 70 minutes
 #
 # | | |
 # |:--|:--|
@@ -1102,7 +1102,7 @@ labs.launch(gradient_of_a_norm, ranks=2, quiet=True)
 # a norm's weight diverge.
 
 # %% [markdown]
-# ## Third sitting · 120 minutes
+# ## Third sitting · 115 minutes
 #
 # | | |
 # |:--|:--|

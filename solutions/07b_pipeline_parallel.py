@@ -3,7 +3,7 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 265 minutes in three sittings; 30 for the optional exercises |
+# | **Time** | 255 minutes in three sittings (90 + 65 + 100), 40 more for optional parts |
 # | **Needs** | any machine with 2 cores; no GPU; JAX for the last, optional section only |
 #
 # Tensor parallelism stays inside the NVLink domain. Across nodes, each rank gets complete layers
@@ -388,7 +388,7 @@ lab.show_published_bubbles("6.2B")
 # chunks of a rank. `./scripts/bench pipeline` shows all 48 cells, also with that rule.
 
 # %% [markdown]
-# ## Second sitting · 80 minutes
+# ## Second sitting · 65 minutes
 #
 # | | |
 # |:--|:--|
@@ -452,7 +452,8 @@ lab.diagnose(exchange, ranks=2, device="cpu")
 
 # %% [markdown]
 # A stage is a module. The cell prints the second of two stages of a small Llama: it has no embedding, but
-# the last norm and the head. It takes hidden states and returns logits.
+# the last norm and the head. It takes hidden states and returns logits. (`F` is the kind of a forward
+# here, so do not import torch's functional as `F`.)
 
 # %%
 lab.show_stage(layers=[1, 2], number=1)
@@ -482,10 +483,9 @@ labs.guess("7.18", "mean loss of 10 targets at 4 and 90 at 2", my_guess)
 # *Difficulty 4 of 5 · 30 minutes · target: 5 steps equal one process on 2, 3 and 4 ranks; each message
 # b·s·h numbers*
 #
-# `stages[number]` are this rank's stages. `micro_batches[i]` has `"input_ids"` and `"targets"`, which are
-# shifted already. `nn.functional.cross_entropy` takes logits of two dimensions, and ignores targets of
-# -100. (`F` is the forward's name here, so do not import torch's functional as `F`.) Begin with the forward.
-# It returns the stage's input and its output. On the last stage the output is the sum of the losses,
+# `stages[number]` are this rank's stages. `micro_batches[i]` has `"input_ids"` and `"targets"`, already
+# shifted. `nn.functional.cross_entropy` takes logits of two dimensions, and ignores targets of
+# -100. `run_forward` returns the stage's input and its output. On the last stage the output is the sum of the losses,
 # divided by `targets`, the number in all micro-batches.
 
 # %%

@@ -3,7 +3,7 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 290 minutes in three sittings; 25 for the optional exercises |
+# | **Time** | 275 minutes in three sittings (120 + 90 + 65), 35 more for optional parts |
 # | **Needs** | any machine with 2 cores; no GPU; Linux for two hosts; torchft for the last section |
 #
 # A job on thousands of GPUs fails every few hours. In this notebook you kill ranks, damage files and
@@ -554,7 +554,7 @@ lab.show_snapshot_memory(AsyncSaver)
 # A saver that copies the tensors and lets the thread serialize them needs twice as much. torch's
 # `DefaultStager`, if you pass one, keeps its snapshot for the next save, which then need not allocate it again.
 # %% [markdown]
-# ## Second sitting · 105 minutes
+# ## Second sitting · 90 minutes
 #
 # | | |
 # |:--|:--|
@@ -978,7 +978,7 @@ lab.show_goodput(save_plan)
 # restarts of ten minutes. Then restarts must become faster, or a failure must no longer stop the whole job.
 
 # %% [markdown]
-# ## Third sitting · 75 minutes
+# ## Third sitting · 65 minutes
 #
 # | | |
 # |:--|:--|
