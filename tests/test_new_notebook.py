@@ -110,7 +110,7 @@ def test_bad_arguments_are_one_sentence(tree, arguments):
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "notebook", "package"), [
     ("3.12", "03_zero_stages", "zero_stages"),
-    ("7.29", "07b_pipeline_parallel", "pipeline_parallel")])  # its `__init__` has parts
+    ("7.29", "07a_tensor_parallel", "tensor_parallel")])
 def test_a_new_exercise_passes_the_builder_and_the_tests(tree, number, notebook, package):
     before = files(tree)
     done = new("exercise", tree, number, "largest", "--title", "The largest of all ranks")
