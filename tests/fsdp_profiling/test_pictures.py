@@ -504,7 +504,7 @@ def test_the_model_has_the_sizes_of_llama_2_7b():
     assert round(step.work[1].bytes / 1e6) == 405
     source = (ROOT / "solutions/05_fsdp_profiling.py").read_text()
     on_link = 3 * 7 / 8 * sum(one.bytes for one in step.work)
-    assert f"moves {on_link / 1e9:.0f} GB over the link of each GPU" in source
+    assert f"moves {on_link / 1e9:.0f} GB over each GPU's link" in source
     assert f"needs {on_link / 12.5e9:.1f} s for that" in source
     assert f"of 4,096 tokens in {step.seconds:.1f} s" in source
 
