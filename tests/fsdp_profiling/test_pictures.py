@@ -335,7 +335,7 @@ def test_the_notebook_says_what_is_recorded_again():
             f"differ by a factor of {recorded_runs.HEALTHY_RATIO:.0f} at most)") in text
     assert "more than half of the step, any other less than a tenth" in text
     assert (recorded_runs.LONG_LOADING, recorded_runs.SHORT_LOADING) == (1 / 2, 1 / 10)
-    assert "18 % faster: in terms of your guess, a loss of 1 − 1/1.18 = 15 % without it" in text
+    assert "18 % faster; that is a loss of 1 − 1/1.18 = 15 % without it" in text
     assert round(1 - 1 / 1.18, 2) == 0.15
 
 
