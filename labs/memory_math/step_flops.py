@@ -23,7 +23,8 @@ def check_step_flops(step_flops):
         # Random widths: the count holds for any matrices, and no constant passes.
         width = rng.randint(3, 30)
         widths = (width, *(rng.randint(3, 30) for _ in range(rng.randint(1, 3))), width)
-        tokens = rng.randint(2, 50)
+        # At least 5: with 2 or 3, a count without tokens is the value of another cause.
+        tokens = rng.randint(5, 50)
         counted = counted_step(widths, rng.randint(2, 4), rng.randint(5, 40), tokens,
                                checkpointing)
         what = (f"{counted.blocks} parameters in blocks, {counted.last} of them in last matrices, "
@@ -73,6 +74,8 @@ def _causes(counted, tokens, checkpointing) -> list[Cause]:
                   "Its product runs once, like a block's."),
             Cause("last_matrices_counted_twice", counted.flops + 6 * last,
                   "last matrices are counted twice", "`last` is a part of `blocks`."),
+            Cause("tokens_missing", counted.flops / tokens, "tokens are not counted",
+                  "Each token goes through every matrix."),
             Cause("one_flop_for_two", counted.flops / 2,
                   "a multiplication and an addition are two operations", "2 per parameter.")]
 

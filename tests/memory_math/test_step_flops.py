@@ -28,7 +28,8 @@ WRONG = [((answer,), words) for answer, words in [
     (lambda b, x, h, t, c: 6 * b * t + 2 * (b - x) * t * c, "head_missing"),
     (lambda b, x, h, t, c: 6 * (b + x + h) * t + 2 * b * t * c,
      "last_matrices_counted_twice|forward_runs_twice"),
-    (lambda b, x, h, t, c: (8 if c else 6) * (b + h), "wrong_number"),
+    (lambda b, x, h, t, c: (8 if c else 6) * (b + h), "tokens_missing"),
+    (lambda b, x, h, t, c: 2 * (3 * (b + h) + c * (b - x)), "tokens_missing"),
     (lambda b, x, h, t, c: 4 / 3 if c else 1, "wrong_number"),
     (lambda b, x, h, t, c: None, "not_a_number"),
     (lambda p, t, c: 6 * p * t, "wrong_signature")]]
