@@ -22,7 +22,7 @@ def test_an_interrupt_says_where_the_ranks_were(in_kernel, body):
     in_kernel.start("launch(work, ranks=2, hang_after=60)")
     in_kernel.finish(until="rank 1 │ ready")
     in_kernel.manager.interrupt_kernel()
-    _, error = in_kernel.finish(timeout=5)
+    _, error = in_kernel.finish(timeout=30)
     assert "interrupted; all ranks were stopped" in error and "line 3" in error, error
     assert "Traceback" not in error
 
@@ -34,8 +34,9 @@ def test_an_impatient_student_interrupts_twice(in_kernel):
     in_kernel.manager.interrupt_kernel()
     time.sleep(0.1)
     in_kernel.manager.interrupt_kernel()
-    _, error = in_kernel.finish(timeout=5)
-    assert "interrupted; all ranks were stopped" in error or "KeyboardInterrupt" in error
+    # An interrupt while IPython shows the first one's message: IPython prints its own line alone.
+    told = "{}{}".format(*in_kernel.finish())
+    assert "interrupted; all ranks were stopped" in told or "KeyboardInterrupt" in told, told
 
 
 @pytest.mark.slow
@@ -44,7 +45,7 @@ def test_an_interrupt_while_a_large_result_arrives(in_kernel):
     in_kernel.start("large_results = launch(large, ranks=2)")
     in_kernel.finish(until="results")
     in_kernel.manager.interrupt_kernel()
-    _, error = in_kernel.finish(timeout=10)
+    _, error = in_kernel.finish()
     assert "interrupted; all ranks were stopped" in error, error
 
 
@@ -56,7 +57,7 @@ def test_interrupts_at_any_moment(in_kernel):
         in_kernel.finish(until="begun")  # an interrupt that comes before is of no launch
         time.sleep(0.02 * step)
         in_kernel.manager.interrupt_kernel()
-        shown, error = in_kernel.finish(timeout=10)
+        shown, error = in_kernel.finish()
         assert "[0, 1, 2, 3]" in shown if error is None else "nterrupt" in error, (shown, error)
         # an interrupt that came after the cell's end would hit the next one
         assert leaks.until(lambda: in_kernel.run("print('idle')") == ("idle\n", None))
@@ -72,7 +73,7 @@ def test_an_interrupt_during_start_up():
         kernel.start("launch(dist.get_rank, ranks=2)")
         time.sleep(0.7)
         kernel.manager.interrupt_kernel()
-        shown, error = kernel.finish(timeout=10)
+        shown, error = kernel.finish()
         assert "interrupted; all ranks were stopped\nranks 0 and 1 were still starting" in error
         assert before.left(seconds=20) == {}
         shown, error = kernel.run("launch(dist.get_rank, ranks=2)")
