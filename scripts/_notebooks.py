@@ -1,8 +1,8 @@
 """The names of the notebooks: "07a_tensor_parallel" has the number "07a" and the package
 "tensor_parallel". Python 3.6.
 
-A number is two digits and perhaps a letter, where two notebooks share the digits: the exercises
-then run through both, and "07" means 07a and 07b. Sorted by name they come in their order.
+A number is two digits and perhaps a letter, where several notebooks share the digits: the exercises
+then run through them, and "07" means 07a to 07d. Sorted by name they come in their order.
 """
 
 import re

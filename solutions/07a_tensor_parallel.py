@@ -3,7 +3,7 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 330 minutes in three sittings (145 + 70 + 115), 35 more for optional parts |
+# | **Time** | 330 minutes in three sittings (145 + 70 + 115) |
 # | **Needs** | any machine with 2 cores; no GPU |
 #
 # Under data parallelism, FSDP included, each rank has its own samples. Under tensor, sequence and
@@ -1107,7 +1107,7 @@ labs.launch(gradient_of_a_norm, ranks=2, quiet=True)
 # | | |
 # |:--|:--|
 # | **Core** | 7.10, 7.11, 7.12, 7.28 |
-# | **Optional** | 7.13 |
+# | **Optional** | none |
 # | **In a new kernel** | run the cell of the imports, `all_gather_sequence` and `GatherToRegion` |
 #
 # You will be able to:
@@ -1569,103 +1569,6 @@ lab.torchrun("tp.py", "--tensor", 2, ranks=4)
 # two all-gathers, one after the other.
 
 # %% [markdown]
-# ## Optional: Muon on sharded matrices
-#
-# AdamW treats every element separately, so ZeRO may split the parameters anywhere. **Muon** does not: it
-# orthogonalises the momentum of each weight *matrix* by **Newton-Schulz** iterations, which multiply
-# complete matrices. ZeRO-1 concatenates all matrices and splits them at multiples of Ψ/N (Ψ parameters, N
-# ranks). What happens if a rank orthogonalises only its piece? The next cell computes it from the gradients
-# of a Llama with 3 layers, sharded for 4 ranks:
-
-# %%
-lab.show_sharded_muon()
-
-# %% [markdown]
-# **Notice:** a matrix on one rank is right. One on a boundary gets an update that is 30 % off or more.
-#
-# The right-hand side happened in DeepSpeed
-# (*[issue 7807](https://github.com/deepspeedai/DeepSpeed/issues/7807)*): after its reduce-scatter the rest of
-# the matrix was still each rank's own gradient. It has been refused since June 2026 (PR 8090) and fixed
-# since July (PR 8141). Its ZeRO-3 orthogonalised after each micro-batch (issue 8443): the sum of these updates is
-# not the update of the sum.
-
-# %% [markdown]
-# `lab.pieces_of(shapes, ranks)` returns, for each matrix, a dict from rank to piece. A piece has two slices:
-# `in_matrix`, of the flattened matrix, and `in_shard`, of the rank's flat shard.
-
-# %%
-for shape, pieces in zip([(2, 3), (4, 2)], lab.pieces_of([(2, 3), (4, 2)], ranks=2)):
-    print(shape, {rank: (piece.in_matrix, piece.in_shard) for rank, piece in pieces.items()})
-
-# %% [markdown]
-# ### Exercise 7.13 · Muon's update of a sharded matrix
-#
-# *Difficulty 4 of 5 · 30 minutes · target: the update of unsharded matrices; gradients are reduced once, and
-# only matrices on a boundary are communicated*
-
-# %%
-# Exercise 7.13: Muon's update of matrices that are sharded over ranks
-def gather_matrix(shard, pieces, shape, group):
-    """Returns the full matrix (rows, columns): this rank's piece is in `shard`."""
-    ### BEGIN SOLUTION
-    rank, batch = dist.get_rank(group), []
-    whole = shard.new_empty(shape[0] * shape[1])
-    mine = whole[pieces[rank].in_matrix].copy_(shard[pieces[rank].in_shard])
-    for other in pieces.keys() - {rank}:
-        theirs = whole[pieces[other].in_matrix]
-        batch.append(dist.P2POp(dist.isend, mine, group=group, group_peer=other))
-        batch.append(dist.P2POp(dist.irecv, theirs, group=group, group_peer=other))
-    for work in dist.batch_isend_irecv(batch) if batch else []:
-        work.wait()
-    return whole.view(shape)
-    ### END SOLUTION
-
-# %% [markdown]
-# `gradients` has one flat gradient for each micro-batch, N times as long as a shard. Sum them; then
-# `dist.reduce_scatter_single(output, input, group=group)` sums over ranks, and each rank needs the mean of
-# its shard. Update momentum ← 0.95 · momentum + mean, in place. `lab.newton_schulz(matrix)` orthogonalises.
-# Return this rank's shard of the update, with zeros in the padding.
-
-# %%
-def muon_update(gradients, momentum, shapes, group):
-    """Returns this rank's shard of the update; momentum, a shard too, is updated in place."""
-    ### BEGIN SOLUTION
-    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    mean, update = torch.empty_like(momentum), torch.zeros_like(momentum)
-    dist.reduce_scatter_single(mean, sum(gradients) / ranks, group=group)
-    momentum.mul_(0.95).add_(mean)
-    for shape, pieces in zip(shapes, lab.pieces_of(shapes, ranks)):
-        if rank in pieces:
-            matrix = gather_matrix(momentum, pieces, shape, group)
-            orthogonal = lab.newton_schulz(matrix).flatten()
-            update[pieces[rank].in_shard] = orthogonal[pieces[rank].in_matrix]
-    return update
-    ### END SOLUTION
-
-
-# %%
-lab.check_muon_update(muon_update)
-
-# %% [markdown]
-# <details><summary>Hint</summary>
-#
-# Only ranks that own a piece of a matrix compute its update. Each keeps its own piece of the result.
-#
-# `gather_matrix`: allocate the full flat matrix, and copy this rank's piece into its place. With every other
-# rank in `pieces`: send this rank's piece, and receive theirs into its place. All of it is one batch, which
-# may be empty.
-#
-# `muon_update`: reduce the gradients as the text above says. Then, for each matrix of which this rank has a
-# piece: gather it from the *momentum*, orthogonalise it, and copy this rank's piece of the result.
-#
-# </details>
-
-# %% [markdown]
-# At most N-1 boundaries split a matrix, whatever the model's size, so few bytes are sent. Every rank with
-# a piece of a matrix computes the same update. The alternative is to assign complete matrices to ranks:
-# nothing is gathered then, but the shards have different lengths.
-
-# %% [markdown]
 # ## How it usually goes wrong
 #
 # | Symptom | Cause |
@@ -1703,3 +1606,6 @@ lab.check_muon_update(muon_update)
 # ## What comes next
 #
 # In **07b** the layers are partitioned: each rank has some of them.
+#
+# Muon on sharded matrices (exercise 7.13) has a notebook of its own, which is optional:
+# [07d](07d_sharded_muon.ipynb).

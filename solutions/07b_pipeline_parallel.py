@@ -4,7 +4,7 @@
 # | | |
 # |:--|:--|
 # | **Time** | 255 minutes in three sittings (90 + 65 + 100), 40 more for optional parts |
-# | **Needs** | any machine with 2 cores; no GPU; JAX for the last, optional section only |
+# | **Needs** | any machine with 2 cores; no GPU |
 #
 # Tensor parallelism stays inside the NVLink domain. Across nodes, each rank gets complete layers
 # instead: a pipeline. Here you write pipeline schedules, execute them on ranks, and combine data,
@@ -760,7 +760,7 @@ lab.check_clip_across_stages(clip_across_stages)
 # | | |
 # |:--|:--|
 # | **Core** | 7.21, 7.23, 7.24, 7.25, 7.27 |
-# | **Optional** | 7.26 |
+# | **Optional** | none |
 # | **In a new kernel** | run the cell of the imports |
 #
 # You will be able to:
@@ -1167,159 +1167,6 @@ lab.torchrun("pipeline.py", "--epochs", 4, ranks=2)
 # second dimension of the mesh, as in 7.23. The saved files together are the complete model.
 
 # %% [markdown]
-# ## Optional: sharding in JAX
-#
-# A torch tensor does not say whether it is complete, a shard, or one rank's part of a sum. So a
-# missing collective raises no error. Below, a block of two matrix products is sharded over 4
-# ranks as in exercise 7.2: columns of `up`, rows of `down`. First the sum of y over ranks is missing
-# (g of exercise 7.1), then the sum of the gradient of x (f).
-
-# %%
-def left_out(with_sum):
-    """Loss and gradient of x on this rank; nobody sums the gradient, and y only `with_sum`."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    x, up, down = (torch.tensor(a, device=labs.device()) for a in lab.block_arrays().values())
-    x.requires_grad_()
-    y = torch.relu(x @ up.chunk(ranks, 1)[rank]) @ down.chunk(ranks)[rank]
-    if with_sum:  # in forward the sum, in backward nothing: g
-        total = y.detach().clone()
-        dist.all_reduce(total)
-        y = y + (total - y).detach()
-    loss = y.square().mean()
-    loss.backward()
-    return loss.item(), x.grad.cpu().numpy()
-
-in_torch = [labs.launch(left_out, with_sum, ranks=4) for with_sum in (False, True)]
-print("losses without the sum of y:", *(f"{loss:.3f}" for loss, _ in in_torch[0]))
-
-# %% [markdown]
-# In **JAX** the layout is a part of an array's type. Devices form a mesh with named axes, here one
-# axis "n". A **`PartitionSpec`**, written `P`, names for each dimension of an array the axis that
-# shards it: `P(None, "n")` shards columns, `P("n")` rows, `P()` nothing.
-#
-# `lab.run_jax` calls a function in a process of its own, which has 4 CPU devices. If JAX is not
-# installed, the cell says how to install it.
-
-# %%
-def types():
-    import jax
-    from jax.sharding import PartitionSpec as P
-    jax.set_mesh(jax.make_mesh((4,), ("n",)))
-    x, up, down = lab.place_arrays({"x": P(), "up": P(None, "n"), "down": P("n")})
-    h = jax.nn.relu(x @ up)
-    print("x", jax.typeof(x), "@ up", jax.typeof(up), "→ h", jax.typeof(h))
-    print("h @ down, replicated:", jax.typeof(jax.numpy.matmul(h, down, out_sharding=P())))
-    h @ down
-
-lab.run_jax(types)
-
-# %% [markdown]
-# `256@n` means that axis "n" shards these 256 columns. JAX inferred the type of h. It refuses
-# `h @ down`: both are sharded along the dimension that the product sums over, so each device has only
-# a partial sum. `out_sharding=P()` says that y must be replicated, and this implies the all-reduce.
-
-# %% [markdown]
-# `shard_map` is closer to torch: its function sees the shards of one device and calls collectives
-# itself; `psum` is the all-reduce. Its types say along which axes the values differ
-# between devices. Here are the same two omissions as in torch.
-
-# %%
-def in_pieces(with_sum):
-    """Loss and gradient of x, as in left_out: nobody sums the gradient, and y only with_sum."""
-    import jax
-    from jax.sharding import PartitionSpec as P
-    jax.set_mesh(jax.make_mesh((4,), ("n",)))
-
-    def on_each_device(x, up, down):
-        y = jax.nn.relu(x @ up) @ down
-        return jax.lax.psum(y, "n") if with_sum else y
-
-    block = jax.shard_map(on_each_device, out_specs=P())
-    x, up, down = lab.place_arrays({"x": P(), "up": P(None, "n"), "down": P("n")})
-    return jax.value_and_grad(lambda x: (block(x, up, down) ** 2).mean())(x)
-
-in_jax = [lab.run_jax(in_pieces, with_sum) for with_sum in (False, True)]
-in_jax[0]
-
-# %%
-lab.show_omitted_sums(in_torch, in_jax)
-
-# %% [markdown]
-# torch raises no error without either sum. In JAX `out_specs=P()` promises the same y on all devices,
-# and the types cannot confirm that without `psum`. The sum of the gradient needs no line. Where
-# each device uses the replicated x with its own weights, JAX inserts `pvary`, which is your f: its backward
-# is `psum`, and the backward of `psum` is `pvary`. (`check_vma=False` switches these types off; then
-# JAX is as silent as torch.)
-
-# %% [markdown]
-# ### Exercise 7.26 · Layouts of DDP, FSDP and TP
-#
-# *Difficulty 2 of 5 · 10 minutes · target: each device has the shards of DDP, FSDP and TP; the
-# compiled program has their collectives and no others*
-#
-# The program never changes: `h = relu(x @ up)`, then `y = matmul(h, down, out_sharding=...)` with
-# your spec of y. x and y have 1024 rows, the tokens, and 64 columns. `up` is 64 × 256, `down`
-# 256 × 64. The layout of h follows from those of x and `up`.
-
-# %%
-# Exercise 7.26: where each array lies, for three kinds of training
-def layouts():
-    """Layout -> array -> PartitionSpec, on a mesh with one axis "n"."""
-    from jax.sharding import PartitionSpec as P
-    ### BEGIN SOLUTION
-    return {"DDP": {"x": P("n"), "up": P(), "down": P(), "y": P("n")},
-            "FSDP": {"x": P("n"), "up": P("n"), "down": P("n"), "y": P("n")},
-            "TP": {"x": P(), "up": P(None, "n"), "down": P("n"), "y": P()}}
-    ### END SOLUTION
-
-# %%
-lab.check_layouts(layouts)
-
-# %%
-lab.show_layouts(layouts)
-
-# %% [markdown]
-# FSDP and TP may have the same shards of `down`; the difference is h. Sharded by tokens, h
-# needs all of `down`, so the weight is communicated. Sharded by columns, h needs only the rows that its
-# device has, so the sum is communicated. A wrong spec changes shards and traffic, never the loss.
-#
-# How many kB will the devices all-reduce under TP, in forward and backward together? y and x have
-# 1024 · 64 elements of 4 bytes.
-
-# %%
-# A guess, for exercise 7.26
-### BEGIN SOLUTION
-my_guess = 524
-### END SOLUTION
-labs.guess("7.26", "kB that TP all-reduces in forward and backward", my_guess)
-
-# %%
-lab.show_collectives(layouts)
-
-# %% [markdown]
-# DDP and TP need the same in both. FSDP does not: on a CPU, JAX's compiler XLA forms no
-# reduce-scatter here. So each device receives the complete sum of the gradients, twice the traffic, and keeps
-# its shard. For GPUs it forms one. XLA also gathers each weight once where torch gathers twice,
-# because it keeps gathered weights, and their memory, until backward. Under `jax.checkpoint` it gathers
-# twice, too.
-
-# %% [markdown]
-# Two axes need no new code, only two names. On 2 × 4 devices: FSDP along "data", TP along "tensor".
-
-# %%
-def fsdp_and_tp():
-    from jax.sharding import PartitionSpec as P
-    return {"FSDP × TP": {"x": P("data"), "up": P("data", "tensor"),
-                          "down": P("tensor", "data"), "y": P("data")}}
-
-lab.show_layouts(fsdp_and_tp, {"data": 2, "tensor": 4})
-
-# %% [markdown]
-# Each device has an eighth of the weights. The four devices of a row of the mesh
-# compute on the same half of the tokens. Your 2 × 2 × 2 run had one more dimension, the pipeline. No spec
-# expresses it: a spec says *where* an array is, a schedule *when* it is computed.
-
-# %% [markdown]
 # ## How it usually goes wrong
 #
 # | Symptom | Cause |
@@ -1358,3 +1205,6 @@ lab.show_layouts(fsdp_and_tp, {"data": 2, "tensor": 4})
 # ## What comes next
 #
 # With thousands of GPUs a failure occurs every few hours. **08** kills ranks, and training continues.
+#
+# Sharding in JAX (exercise 7.26) has a notebook of its own, which is optional:
+# [07c](07c_sharding_in_jax.ipynb).

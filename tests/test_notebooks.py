@@ -197,7 +197,7 @@ def secrets_in(cells, texts):
 
 
 def test_no_two_exercises_have_one_number():
-    """Also those of 07a and 07b: a table of grades has a column for each number."""
+    """Also those of 07a to 07d: a table of grades has a column for each number."""
     numbers = [number for name in NAMES for number in re.findall(
         r"^# ### Exercise (\d+\.\d+) ·", (ROOT / "solutions" / f"{name}.py").read_text(), re.M)]
     assert numbers and len(numbers) == len(set(numbers))

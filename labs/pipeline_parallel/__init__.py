@@ -1,4 +1,4 @@
-"""Notebook 07b: pipeline schedules as data, simulated and executed; three dimensions; JAX's view.
+"""Notebook 07b: pipeline schedules as data, simulated and executed; three dimensions.
 
 The names are looked up on first use, so that a notebook begins at once.
 """
@@ -61,11 +61,5 @@ if TYPE_CHECKING:
     from labs.predictions.plans.memory import fits, layer_activations
     from labs.predictions.plans.search import plans, step_seconds
     from labs.training.presets import preset
-    # isort: split
-    # part D: JAX's view
-    from labs.pipeline_parallel.jax_and_torch import show_collectives, show_omitted_sums
-    from labs.pipeline_parallel.jax_layouts import block_arrays, place_arrays
-    from labs.pipeline_parallel.jax_process import run_jax
-    from labs.pipeline_parallel.layouts import check_layouts, show_layouts
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__)

@@ -60,8 +60,6 @@ if TYPE_CHECKING:
     )
     from labs.tensor_parallel.context_parallel import show_context_parallel_choice, show_three_ways
     from labs.tensor_parallel.merge import check_merge, show_ring
-    from labs.tensor_parallel.muon_update import check_muon_update, show_sharded_muon
     from labs.tensor_parallel.ring_attention import check_ring_attention, show_ring_memory
-    from labs.training.muon import newton_schulz, pieces_of
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__)

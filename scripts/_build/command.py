@@ -25,7 +25,7 @@ def parse(arguments):
         "names",
         nargs="*",
         metavar="NAME",
-        help="00, 02_manual_ddp or a path; 07 is 07a and 07b; all sources without any",
+        help="00, 02_manual_ddp or a path; 07 is 07a to 07d; all sources without any",
     )
     how = parser.add_mutually_exclusive_group()
     how.add_argument(

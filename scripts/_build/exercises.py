@@ -14,6 +14,7 @@ HEADING = re.compile(r"^### Exercise (\d+\.\d+) · (.+)$", re.MULTILINE)
 LINE = re.compile(r"^\*Difficulty (\d) of 5 · (\d+) minutes?(?: · (\d+) points?)? · target",
                   re.MULTILINE)
 SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
+OPTIONAL = re.compile(r"^# \d\d[a-z]? · Optional: ", re.MULTILINE)  # the title of a notebook
 SCHEMA = 3  # of nbgrader's metadata
 
 
@@ -40,15 +41,22 @@ class Exercise:
         return 0 if self.optional or not self.answers else 1
 
 
+def is_optional(cells: list[Cell]) -> bool:
+    """Whether a notebook is optional, and all of its exercises with it: its title says so."""
+    return bool(cells) and bool(OPTIONAL.search(cells[0].source))
+
+
 def exercises(cells: list[Cell]) -> list[Exercise]:
-    """The exercises that have a heading, in the order of the source."""
-    found, section = {}, ""
+    """The exercises that have a heading, in the order of the source. Optional are those of a
+    section or of a notebook whose title begins with "Optional"."""
+    found, section, optional = {}, "", is_optional(cells)
     for cell in cells:
         if cell.kind == "markdown":
             for heading in SECTION.findall(cell.source):
                 section = heading
             for number, title in HEADING.findall(cell.source):
-                found[number] = _described(cell, number, title, section)
+                found[number] = _described(cell, number, title,
+                                           optional or section.startswith("Optional"))
         elif exercise := found.get(exercise_number(cells, cell, len(cell.lines))):
             if any(not is_guess(cell, region) for region in cell.regions):
                 exercise.answers.append(cell)
@@ -57,10 +65,10 @@ def exercises(cells: list[Cell]) -> list[Exercise]:
     return list(found.values())
 
 
-def _described(cell, number, title, section):
+def _described(cell, number, title, optional):
     line = LINE.search(cell.source)
     difficulty, minutes, points = line.groups() if line else (0, 0, None)
-    return Exercise(number, title, int(difficulty), int(minutes), section.startswith("Optional"),
+    return Exercise(number, title, int(difficulty), int(minutes), optional,
                     int(points) if points else None)
 
 

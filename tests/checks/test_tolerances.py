@@ -7,9 +7,9 @@ from torch.nn import functional as F
 from labs.checks import tolerances
 from labs.checks.tolerances import MARGIN
 from labs.fsdp import strategy_checks
+from labs.sharded_muon.scaffold import newton_schulz
 from labs.training import data, models
 from labs.training.models import EdgeCaseModel
-from labs.training.muon import newton_schulz
 
 ADAMW = {"lr": 1e-2, "weight_decay": 0.1, "eps": 1e-3}
 

@@ -60,9 +60,11 @@ SAYS = {
     # a job by torchrun and one by Accelerate, and what they were
     "06": ["16 steps on 2 ranks, loss", "exit code 0 after", "{accelerate}: ", "the library says",
            "Nothing reduced: each rank", "GPT-2 on one GPU of this machine", "README.md: "],
-    "07a": ["4 ranks: 2.83 MB", "✓ Exercise 7.13", "{context_parallel}"],
+    "07a": ["4 ranks: 2.83 MB", "{context_parallel}"],
     "07b": ["launch raised RanksStuck", "one_f_one_b, on 4 ranks: ",
-            "torch's ScheduleZBVZeroBubble", "losses without the sum of y: "],
+            "torch's ScheduleZBVZeroBubble"],
+    "07c": ["losses without the sum of y: "],
+    "07d": ["✓ Exercise 7.13", "shards of the mean: [0.0, 2.0] [4.0, 6.0]"],
     "08": ["the largest difference of a loss is 0;", "3 kills while it saved, 0 lost",
            "2 restarts; exit code 0", "50 of 50 losses are equal to the last bit",
            "cannot be shown here. The pretend node has no hosts.",

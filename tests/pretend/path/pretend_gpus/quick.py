@@ -32,7 +32,7 @@ CONSTANTS = {
 # module -> functions that are left out: dry runs and searches, which have no rank, and run wherever
 # notebooks do; and what runs on the CPU everywhere
 ALWAYS_LEFT_OUT = {"labs.memory_math.explorer": ["show_scaling"],
-                   "labs.tensor_parallel.muon_update": ["show_sharded_muon"],
+                   "labs.sharded_muon.muon_update": ["show_sharded_muon"],
                    "labs.pipeline_parallel.choose_plan": ["show_plans", "show_published_plans"],
                    "labs.surviving_failure.other_ranks": ["show_other_ranks"],
                    "labs.surviving_failure.job_state": ["show_stale_gradient"]}
@@ -67,7 +67,7 @@ def patch(module):
         module.hosts_unavailable = lambda: NO_HOSTS
     if name == "labs.surviving_failure.lost_host":
         module.hosts = _no_hosts(module)
-    if name == "labs.pipeline_parallel.jax_process":  # JAX computes on the CPU, too
+    if name == "labs.sharding_in_jax.jax_process":  # JAX computes on the CPU, too
         module.has_jax = lambda: False
     if name == "labs.scaling.lost_time_runs":
         module.record_lost_time = functools.partial(module.record_lost_time, names=KEPT_RUNS)
@@ -140,7 +140,7 @@ def _passed_check(verdicts, exercise, hints=None, device="cpu"):
 
 MODULES = {"labs.checks.verdicts", "labs.training.strategies.third_party",
            "labs.fsdp_profiling.scaffold", "labs.fsdp.node_jobs",
-           "labs.workers.hosts.network", "labs.pipeline_parallel.jax_process",
+           "labs.workers.hosts.network", "labs.sharding_in_jax.jax_process",
            "labs.checks.scripts.commands",
            "labs.surviving_failure.lost_host", *ALWAYS_LEFT_OUT,
            *LEFT_OUT, *CONSTANTS, *fewer_rounds.MODULES}

@@ -16,11 +16,11 @@ from answers import (
     judge_in_one_launch,
 )
 
-import labs.tensor_parallel as lab
+import labs.sharded_muon as lab
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("warm_launcher")
-right = definitions("07a_tensor_parallel")
+right = definitions("07d_sharded_muon")
 RANKS = 4  # on which most answers are judged, all in one launch
 
 

@@ -14,7 +14,7 @@ from labs.checks.scripts.commands import run_module
 from labs.checks.student_code import shortened
 from labs.checks.verdicts import Verdict
 from labs.pictures.in_scripts import print_in_script
-from labs.pipeline_parallel.jax_child import RESULT, WORK, Raised
+from labs.sharding_in_jax.jax_child import RESULT, WORK, Raised
 from labs.workers import processes
 from labs.workers.output import last_lines
 from labs.workers.pickling import CannotSend
@@ -51,7 +51,7 @@ def in_jax_process(function: Callable, *args, devices: int, seconds: float = SEC
         return Verdict("run_jax", None, NOT_INSTALLED)
     with processes.temporary_folder() as folder:
         Path(folder, WORK).write_bytes(_packed(function, args))
-        run = run_module("labs.pipeline_parallel.jax_child", folder, devices,
+        run = run_module("labs.sharding_in_jax.jax_child", folder, devices,
                          seconds=seconds, environment=_ENVIRONMENT)
         result = Path(folder, RESULT)
         data = result.read_bytes() if result.exists() else b""

@@ -18,12 +18,12 @@ import torch
 import torch.distributed as dist
 
 import labs
-import labs.pipeline_parallel as lab
+import labs.sharding_in_jax as lab
 from labs.checks.verdicts import Verdict
-from labs.pipeline_parallel import jax_and_torch, jax_layouts, jax_process
-from labs.pipeline_parallel import layouts as device_pieces
-from labs.pipeline_parallel.jax_and_torch import torch_collectives
-from labs.pipeline_parallel.jax_layouts import MeasuredLayout, Pieces
+from labs.sharding_in_jax import jax_and_torch, jax_layouts, jax_process
+from labs.sharding_in_jax import layouts as device_pieces
+from labs.sharding_in_jax.jax_and_torch import torch_collectives
+from labs.sharding_in_jax.jax_layouts import MeasuredLayout, Pieces
 from labs.workers.launch_error import Stopped
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -46,7 +46,7 @@ def jax_stays_outside():
     yield
     assert "jax" not in sys.modules
     assert not [child for child in psutil.Process().children(recursive=True)
-                if "pipeline_parallel.jax_child" in " ".join(child.cmdline())]
+                if "sharding_in_jax.jax_child" in " ".join(child.cmdline())]
 
 
 # its process

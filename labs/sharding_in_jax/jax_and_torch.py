@@ -21,8 +21,9 @@ from labs.checks.verdicts import Verdict, shows
 from labs.meters.traffic import CollectiveCall, Traffic
 from labs.pictures.in_scripts import print_in_script
 from labs.pictures.tables import Table
-from labs.pipeline_parallel.jax_layouts import SHAPES, CompiledCollective, block_arrays
-from labs.pipeline_parallel.layouts import measured_layouts
+from labs.sharding_in_jax.jax_layouts import CompiledCollective
+from labs.sharding_in_jax.layouts import measured_layouts
+from labs.sharding_in_jax.scaffold import SHAPES, block_arrays
 from labs.words import counted
 from labs.workers.launcher import launch
 

@@ -15,10 +15,10 @@ from labs.pictures import palette
 from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import Picture
 from labs.predictions.communication.traffic import passes
+from labs.sharded_muon.scaffold import newton_schulz, pieces_of, shard_length
 from labs.tensor_parallel.message_order import PEERS, MessageOrder, require_no_deadlock
 from labs.tensor_parallel.ring_cases import groups_on
 from labs.training import data, models
-from labs.training.muon import newton_schulz, pieces_of, shard_length
 from labs.workers import devices
 
 # One matrix on three ranks, tall and wide ones, and a length that nothing divides; then matrices of

@@ -1,4 +1,4 @@
-"""The process that has JAX: `python -m labs.pipeline_parallel.jax_child FOLDER DEVICES` calls
+"""The process that has JAX: `python -m labs.sharding_in_jax.jax_child FOLDER DEVICES` calls
 the function that FOLDER holds, and writes there what it returned or raised. Imports no torch."""
 
 import pickle
@@ -49,6 +49,6 @@ def _without_jax(result):
 
 
 if __name__ == "__main__":
-    from labs.pipeline_parallel import jax_child  # pickle finds its classes by this name
+    from labs.sharding_in_jax import jax_child  # pickle finds its classes by this name
 
     jax_child.main(*sys.argv[1:])

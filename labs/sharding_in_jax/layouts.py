@@ -12,8 +12,8 @@ from labs.checks.verdicts import Verdict, Wrong, check, shows
 from labs.pictures import palette
 from labs.pictures.picture import WIDTH, Picture
 from labs.pictures.sheet import box, sheet, write
-from labs.pipeline_parallel.jax_layouts import ARRAYS, Complaint, MeasuredLayout, Pieces, measure
-from labs.pipeline_parallel.jax_process import in_jax_process
+from labs.sharding_in_jax.jax_layouts import ARRAYS, Complaint, MeasuredLayout, Pieces, measure
+from labs.sharding_in_jax.jax_process import in_jax_process
 from labs.words import counted, listed
 
 DEVICES = 4

@@ -1,4 +1,5 @@
-"""Muon's update of a matrix, and where the pieces of matrices lie that ZeRO-1 cuts without looking.
+"""What a student of notebook 07d calls: Muon's Newton-Schulz iterations, and where the pieces of
+matrices lie that ZeRO-1 splits at multiples of a shard's length.
 
 Source of the update: Jordan et al., "Muon: an optimizer for hidden layers in neural networks"
 (2024); of its use on shards: Liu et al., "Muon is scalable for LLM training" (arXiv 2502.16982),

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy
 
-# (tokens, hidden), (hidden, inner), (inner, hidden): more tokens than hidden, as in training
-SHAPES = {"x": (1024, 64), "up": (64, 256), "down": (256, 64), "y": (1024, 64)}
+from labs.sharding_in_jax.scaffold import SHAPES, block_arrays, place_arrays
+
 INNER = "h"  # the array between the products, whose layout follows from those of x and up
 ARRAYS = ("x", "up", INNER, "down", "y")
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "f64": 8}
@@ -74,21 +74,6 @@ class Complaint:
     code: str
     sentence: str
     hint: str = ""
-
-
-def block_arrays() -> dict:
-    """The block's input and weights as NumPy arrays in float32, the same in every process."""
-    draw = numpy.random.default_rng(7)
-    x, *weights = (draw.standard_normal(SHAPES[name]) for name in ("x", "up", "down"))
-    up, down = (weight / len(weight) ** 0.5 for weight in weights)
-    return {name: array.astype("float32") for name, array in (("x", x), ("up", up), ("down", down))}
-
-
-def place_arrays(specs: dict) -> list:
-    """In JAX's process: x, up and down on the current mesh, each as its PartitionSpec says."""
-    import jax
-
-    return [jax.device_put(array, specs[name]) for name, array in block_arrays().items()]
 
 
 def block_forward(x, up, down, out_sharding=None) -> tuple:

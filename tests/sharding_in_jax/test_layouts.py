@@ -8,12 +8,12 @@ import cloudpickle
 import pytest
 from answers import assert_rejected, assert_waits
 
-import labs.pipeline_parallel as lab
+import labs.sharding_in_jax as lab
 from labs.checks.verdicts import Wrong
-from labs.pipeline_parallel import jax_layouts
-from labs.pipeline_parallel import layouts as checking
-from labs.pipeline_parallel.jax_layouts import CompiledCollective, MeasuredLayout, Pieces
-from labs.pipeline_parallel.jax_process import has_jax
+from labs.sharding_in_jax import jax_layouts
+from labs.sharding_in_jax import layouts as checking
+from labs.sharding_in_jax.jax_layouts import CompiledCollective, MeasuredLayout, Pieces
+from labs.sharding_in_jax.jax_process import has_jax
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 needs_jax = pytest.mark.skipif(not has_jax(), reason="JAX is not installed (the extra `jax`)")
