@@ -3,7 +3,7 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 40 minutes |
+# | **Time** | 25 minutes |
 # | **Needs** | any machine with 2 cores; no GPU; JAX (the extra `jax`) |
 #
 # In JAX you state the layout of each array, and the compiler derives the collectives. Here you state

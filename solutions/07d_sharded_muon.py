@@ -3,7 +3,7 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 50 minutes |
+# | **Time** | 35 minutes |
 # | **Needs** | any machine with 2 cores; no GPU |
 #
 # AdamW's update of an element needs that element alone, so ZeRO may split parameters anywhere. Muon's
@@ -71,7 +71,7 @@ lab.show_sharded_muon()
 # The right-hand side happened in DeepSpeed
 # (*[issue 7807](https://github.com/deepspeedai/DeepSpeed/issues/7807)*): after its reduce-scatter the rest of
 # the matrix was still each rank's own gradient. DeepSpeed has refused such shards since June 2026 (PR
-# 8090), and gathers the matrix since July (PR 8141).
+# 8090), and has gathered the matrix since July (PR 8141).
 
 # %% [markdown]
 # Its ZeRO-3 orthogonalised after each micro-batch (issue 8443). But the sum of these updates is not the
