@@ -19,6 +19,9 @@ NOTHING_TO_WRITE, BY_HAND = {"3.8"}, set()
 GRADED = "00_start_here"
 SOURCE = """\
 # %% [markdown]
+# {heading}
+
+# %% [markdown]
 # ### Exercise 3.1 · Sum
 #
 # *Difficulty 1 of 5 · 5 minutes{points} · target: the sum*
@@ -51,9 +54,10 @@ def lesson(name: str, root: Path = ROOT) -> build.Lesson:
     return build.read_lesson(root, name)
 
 
-def tiny(tmp_path, points="", check="\n# %%\nlab.check_sum(one, three)\n") -> build.Lesson:
+def tiny(tmp_path, points="", check="\n# %%\nlab.check_sum(one, three)\n",
+         heading="# 03 · Sums") -> build.Lesson:
     (tmp_path / "solutions").mkdir()
-    source = SOURCE.format(points=points, check=check)
+    source = SOURCE.format(points=points, check=check, heading=heading)
     (tmp_path / "solutions" / "03_tiny.py").write_text(source)
     return lesson("03_tiny", tmp_path)
 
@@ -75,6 +79,18 @@ def test_an_exercise_has_a_point_unless_its_line_says_otherwise(tmp_path):
 def test_an_exercises_line_can_give_points(tmp_path):
     (exercise,) = exercises.exercises(tiny(tmp_path, points=" · 3 points").cells)
     assert exercise.points == 3
+
+
+@pytest.mark.parametrize(("heading", "points"), [
+    ("# 03a · Optional: sums", 0), ("# 03 · Optional: sums", 0), ("# 03 · Sums", 1),
+    ("# 03 · Optional sums", 1), ("## Optional: sums", 0), ("## Sums", 1)])
+def test_an_optional_notebook_or_section_gives_no_points(tmp_path, heading, points):
+    (exercise,) = exercises.exercises(tiny(tmp_path, heading=heading).cells)
+    assert (exercise.points, exercise.optional) == (points, not points)
+
+
+def test_some_exercises_are_optional():
+    assert any(each.optional for name in NAMES for each in exercises.exercises(lesson(name).cells))
 
 
 def test_answers_can_be_edited_and_checks_not(tmp_path):

@@ -53,6 +53,12 @@ def test_each_sitting_is_in_one_week_that_is_no_longer_than_a_lab():
         assert int(week[2]) == minutes <= A_LAB, week[0]
 
 
+def test_optional_notebooks_are_named_and_none_is_in_a_week():
+    text = (ROOT / "SYLLABUS.md").read_text()
+    optional = [_notebooks.number(name) for name in NAMES if name not in required()]
+    assert optional == ["07c", "07d"] and all(number in text for number in optional)
+
+
 def test_each_exercise_that_is_not_optional_is_graded_in_one_week():
     said = [number for week in WEEKS for number in numbers(week[4])]
     wanted = [exercise.number for name in NAMES for exercise in exercises(cells_of(name))
