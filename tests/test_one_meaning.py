@@ -73,7 +73,7 @@ def _visit(statement, found):
             _visit_all(body, found)
     else:
         _read(statement, found)
-        if isinstance(statement, ast.AugAssign):
+        if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
             _read(ast.Name(statement.target.id, ast.Load()), found)
         _store(statement, found, ast.dump(statement))
 
@@ -122,14 +122,14 @@ def two_meanings(sources):
 
 def code_cells(name):
     """The sources of the notebook's code cells that Python can read: no scripts, no magics."""
-    _, cells = read_source(ROOT / "solutions" / f"{name}.py", f"{name}.py")
+    cells, _ = read_source(ROOT / "solutions" / f"{name}.py", f"{name}.py")
     return [cell.source for cell in cells if cell.kind == "code" and not cell.script
             and not cell.source.lstrip().startswith(("%", "!"))]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_has_one_meaning_in_a_notebook(name):
-    sources = code_cells(name)
+    assert (sources := code_cells(name))
     found = {one: [sources[number - 1].splitlines()[0] for number in numbers]
              for one, numbers in two_meanings(sources).items()}
     assert not found
