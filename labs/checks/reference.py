@@ -23,7 +23,7 @@ class Step:
     batch: of all ranks; each trains on its equal share. use_all(rank): whether that rank's forward
     runs the layer `sometimes_unused` of EdgeCaseModel; None for a model without one. parts: the
     number of backward passes from which the gradient accumulates, each of 1/parts of the loss.
-    whole: every rank trains on the whole batch, as under tensor parallelism; the reference then
+    whole: every rank trains on the global batch, as under tensor parallelism; the reference then
     computes it once, not once for each rank.
     """
 

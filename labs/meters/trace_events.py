@@ -277,7 +277,7 @@ class _Frames:
 
 
 def _size(arguments) -> tuple[int, int]:
-    """Returns (elements, bytes) of the whole tensor: the larger of input and output."""
+    """Returns (elements, bytes) of the full tensor: the larger of input and output."""
     if "In msg nelems" in arguments:  # NCCL's kernels
         elements = max(arguments["In msg nelems"], arguments.get("Out msg nelems", 0))
         return elements, elements * _width(arguments.get("dtype", ""))

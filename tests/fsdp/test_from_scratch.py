@@ -104,7 +104,7 @@ CHANGES = {
         "piece.clone() if shard.grad is None else shard.grad + piece", "piece.clone()",
         "not_accumulated"),
     "whole between the steps": ("    free(unit)\n    flat", "    flat",
-                                "wrong_traffic whole"),
+                                "wrong_traffic gathered"),
     "written where autograd looks": (
         "w.data.copy_(", "torch.no_grad()(w.copy_)(", "raised_RuntimeError through"),
 }
