@@ -43,7 +43,7 @@ class Reference:
     """A copy of `model` that trains on the shares of all ranks; every rank computes the same.
 
     unused: what a step does with a parameter that no rank used, "zero" (its gradient is zero, so
-    weight decay and momentum go on) or "skip" (it is left alone, as torch's optimizers do).
+    weight decay and momentum continue) or "skip" (it is left alone, as torch's optimizers do).
     schedule(optimizer) makes a learning-rate schedule that is stepped after each step.
 
     After `train(step)`, of that step: losses and `alone`, by rank, the loss and the gradients that

@@ -194,7 +194,7 @@ class TraceBuilder:
         return sorted(joined, key=lambda one: one.issued)
 
     def _last_on_the_way(self) -> list[_Flight]:
-        """The flights without those of gloo that a slow link went on with. Sends and receives do
+        """The flights without those of gloo that a slow link continued with. Sends and receives do
         not pass that link."""
         on_link = any(one.name.startswith(slow_link.LABEL) for one in self.flights)
         return [one for one in self.flights if not on_link

@@ -226,7 +226,7 @@ def pairs_by_round(places: Places) -> list[list[int]]:
 
 def makespan(rounds: Sequence[Sequence[int]]) -> int:
     """Pairs on the critical path: of each round those of the rank that has most, because all wait
-    for it before K and V go on."""
+    for it before K and V are sent on."""
     return sum(max(by_rank) for by_rank in rounds)
 
 

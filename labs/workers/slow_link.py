@@ -3,7 +3,7 @@
 gloo moves bytes with the cores that the model computes on, so on a CPU a hidden collective slows
 down what hides it. A GPU's link works without the GPU. Here every rank gets one link that does: its
 collectives pass one after the other, each stays in flight for its time while the cores are free,
-and a caller who asked for async_op=True goes on meanwhile.
+and a caller who asked for async_op=True continues meanwhile.
 
 Every collective passes it that reaches an operator of torch (`labs.workers.collective_kernels`).
 Sends, receives and what is called on a backend itself pass beside it. On GPUs nothing is slowed
