@@ -448,7 +448,7 @@ lab.show_offload_on_gpus()
 # number of ranks and under the same limit?
 
 # %%
-# A guess, for exercise 4.4
+# A guess, drawn in the chart of the largest models
 ### BEGIN SOLUTION
 my_guess = 3
 ### END SOLUTION
@@ -1088,9 +1088,12 @@ def places_of(module):
 [places for places in places_of(torch.nn.Linear(4, 3)).values()]
 
 # %% [markdown]
-# A unit's unsharded parameters stay the same objects. Their memory is allocated and freed again. While
-# it is allocated they are the module's parameters; otherwise the shards are. You built this in exercise
-# 3.10, so it is given here. Unsharded parameters are in bf16: 2 bytes per number.
+# For each parameter a unit has its unsharded tensor in `unit.unsharded`, a shard in `unit.shards`, and the
+# modules that it belongs to in `unit.places`. `put` makes either list the module's parameters.
+#
+# The unsharded tensors stay the same objects, in bf16: 2 bytes per number. `allocate` and `free` change
+# only their memory, and `is_gathered` says whether it is allocated. You built this in exercise 3.10, so
+# it is given here.
 
 # %%
 def put(unit, parameters):
@@ -1100,20 +1103,20 @@ def put(unit, parameters):
 
 
 def allocate(unit):
-    for w in unit.whole:
+    for w in unit.unsharded:
         w.untyped_storage().resize_(2 * w.numel())
-    put(unit, unit.whole)
-    return unit.whole
+    put(unit, unit.unsharded)
+    return unit.unsharded
 
 # %%
 def free(unit):
-    for w in unit.whole:
+    for w in unit.unsharded:
         w.untyped_storage().resize_(0)
     put(unit, unit.shards)
 
 
-def is_whole(unit):
-    return all(w.untyped_storage().nbytes() for w in unit.whole)
+def is_gathered(unit):
+    return all(w.untyped_storage().nbytes() for w in unit.unsharded)
 
 
 def padded(tensor, length):  # flattened, with zeros up to this length
@@ -1143,14 +1146,14 @@ class Unit:
     def __init__(self, module):
         places = places_of(module)
         self.places, self.ready, self.in_flight = list(places.values()), 0, None
-        self.shards, self.whole, self.lengths = [], [], []  # one of each for each parameter
+        self.shards, self.unsharded, self.lengths = [], [], []  # one of each for each parameter
         ### BEGIN SOLUTION
         ranks, rank = dist.get_world_size(), dist.get_rank()
         for p in places:
             k = -(-len(p) // ranks)
             self.lengths.append(k * p[0].numel())
             self.shards.append(Shard(p.detach()[rank * k : (rank + 1) * k].clone()))
-            self.whole.append(torch.nn.Parameter(p.detach().bfloat16()))
+            self.unsharded.append(torch.nn.Parameter(p.detach().bfloat16()))
         free(self)
         ### END SOLUTION
 
@@ -1158,7 +1161,7 @@ class Unit:
 # Exercise 4.12, continued: one all-gather per unit, in bf16
 def start(unit):  # issues it, unless the unit is gathered or its all-gather is in flight
     ### BEGIN SOLUTION
-    if not unit.in_flight and not is_whole(unit):
+    if not unit.in_flight and not is_gathered(unit):
         mine = torch.cat([padded(s, n) for s, n in zip(unit.shards, unit.lengths)]).bfloat16()
         full = mine.new_empty(dist.get_world_size(), len(mine))
         unit.in_flight = full, dist.all_gather_single(full.view(-1), mine, async_op=True)
@@ -1179,12 +1182,12 @@ def gather(unit):  # waits for it, and unpacks
 # Exercise 4.12, continued: called when the gradient of one unsharded parameter is complete
 def count(unit):
     unit.ready += 1
-    if unit.ready < len(unit.whole):
+    if unit.ready < len(unit.unsharded):
         return
     unit.ready, ranks = 0, dist.get_world_size()
     ### BEGIN SOLUTION
-    gradients = [padded(w.grad.float(), ranks * n) for w, n in zip(unit.whole, unit.lengths)]
-    for w in unit.whole:
+    gradients = [padded(w.grad.float(), ranks * n) for w, n in zip(unit.unsharded, unit.lengths)]
+    for w in unit.unsharded:
         w.grad = None
     free(unit)
     flat = torch.cat([g.view(ranks, -1) for g in gradients], dim=1).flatten()
@@ -1223,7 +1226,7 @@ def my_fully_shard(module, order):
     module.register_forward_pre_hook(lambda *_: before_forward(unit, order))
     module.register_forward_hook(lambda *_: after_forward(unit, order))
     module.register_full_backward_pre_hook(lambda *_: before_backward(unit, order))
-    for w in unit.whole:
+    for w in unit.unsharded:
         w.register_post_accumulate_grad_hook(lambda _: count(unit))
 
 # %%

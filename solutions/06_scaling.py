@@ -250,7 +250,7 @@ lab.show_ragged(ragged_step)
 # Guess: how efficient is weak scaling here, with one rank on each core, or on each GPU?
 
 # %%
-# A guess, in percent
+# A guess, in percent, drawn in the next chart (exercise 6.3, optional, defines efficiency in code)
 ### BEGIN SOLUTION
 my_guess = 80
 ### END SOLUTION
@@ -451,7 +451,7 @@ lab.show_two_hosts("train.py", "--epochs", "1", "--metrics", "two_hosts.json")
 # Guess: four ranks on two hosts all-reduce 4 MB. How many MB does a host send over its link?
 
 # %%
-# A guess, in MB
+# A guess, in MB, drawn in the next chart (exercise 6.5, optional, computes these bytes)
 ### BEGIN SOLUTION
 my_guess = 4
 ### END SOLUTION
@@ -565,9 +565,9 @@ lab.show_on_gpus()
 # %% [markdown]
 # ## Hybrid sharding (HSDP)
 #
-# FSDP over all ranks gathers every parameter twice over the link. **HSDP** (hybrid sharding) shards inside
-# each host and replicates across hosts. Then only gradients cross the link, and only each rank's shard of
-# them. The cost is memory: a rank stores 1/R of the model states instead of 1/N.
+# FSDP over all ranks gathers every parameter twice over the link. **HSDP** (hybrid sharding; notebook 04
+# has a section on it) shards inside each host and replicates across hosts. Then only gradients cross the
+# link, and only each rank's shard of them. The cost is memory: a rank stores 1/R of the model states instead of 1/N.
 
 # %% [markdown]
 # Whether HSDP pays depends on the link. First measure it on a slow one.
@@ -995,8 +995,10 @@ lab.show_record()
 lab.show_cluster_file("train.sbatch")
 
 # %% [markdown]
+# In the workbook's folder, on a cluster:
+#
 # ```sh
-# sbatch --nodes=4 --gpus-per-node=8 scripts/cluster/train.sbatch train.py --epochs 2
+# sbatch --nodes=4 --gpus-per-node=8 scripts/cluster/train.sbatch work/train.py --epochs 2
 # ```
 #
 # | Launcher | Fits |
@@ -1346,29 +1348,36 @@ lab.show_spot(spot_costs, lab.price_table()["AWS p5en.48xlarge"])
 # | Call | Returns |
 # |:--|:--|
 # | `models.gpt2(layers, hidden, seed=s)` | the model, the same on each rank |
+# | `models.blocks(model)` | the list of its transformer blocks |
 # | `answer_samples(number, seed)` | a list of `number` sequences of 32 tokens: dictionaries that a `DataLoader` collates into batches |
 # | `count_answers(batch)` | the number of answer tokens, a tensor |
 # | `loss_sum(module, batch)` | the sum of their losses, as in exercise 6.2 |
 # | `torch.nn.utils.clip_grad_norm_(parameters, most)` | the global norm before clipping; for sharded gradients a DTensor, whose `.full_tensor()` has the number |
 
 # %% [markdown]
-# | Option | Meaning |
-# |:--|:--|
-# | `--samples`, `--batch`, `--epochs`, `--seed`, `--layers`, `--hidden` | as in `train.py` |
-# | `--accumulate` | micro-batches of a rank in each step |
-# | `--clip` | the maximum global norm of the gradients, a float |
-# | `--replicas` | 1: FSDP; R: HSDP with R replicas, on a 2-D mesh |
-# | `--metrics` | rank 0's file: `{"ranks": N, "steps": [{"loss": ..., "tokens": ..., "norm": ...}, ...]}` |
+# | Option | Default | Meaning |
+# |:--|:--|:--|
+# | `--samples` | 48 | sequences |
+# | `--batch` | 2 | sequences per micro-batch and rank |
+# | `--accumulate` | 3 | micro-batches per step and rank |
+# | `--epochs` | 2 | passes over the data |
+# | `--seed` | 0 | of model, data and sampler |
+# | `--layers`, `--hidden` | 2, 64 | of the model |
+# | `--clip` | 1.0 | the maximum global norm of the gradients |
+# | `--replicas` | 1 | 1: FSDP; R: HSDP with R replicas, on a 2-D mesh |
+# | `--metrics` | `"job.json"` | the file that rank 0 writes |
 
 # %% [markdown]
 # ### Exercise 6.15 · `job.py`
 #
 # *Difficulty 5 of 5 · 60 minutes · target: on 2 and 2 × 2 ranks a half of the parameters on each, and the
 # reference's losses, norms and clipped gradients*
-#
-# Use AdamW with a learning rate of 1e-3; each block is a unit, the model the root. "loss" is the
-# mean over the answer tokens of a step on *all* ranks; "norm" is the global norm before clipping. The number
-# of samples is divisible by ranks × batch × accumulate.
+
+# %% [markdown]
+# Use AdamW with a learning rate of 1e-3; each block is a unit, the model the root. Rank 0's file has
+# `{"ranks": N, "steps": [{"loss": ..., "tokens": ..., "norm": ...}, ...]}`. "loss" is the mean over the
+# answer tokens of a step on *all* ranks; "norm" is the global norm before clipping. The number of samples
+# is divisible by ranks × batch × accumulate.
 
 # %%
 lab.write_script("job.py")

@@ -223,8 +223,8 @@ labs.guess("7.16", "% of the step that a rank is idle, v = 2, p = 4, m = 8", my_
 # %% [markdown]
 # ### Exercise 7.16 · Interleaved 1F1B
 #
-# *Difficulty 5 of 5 · 30 minutes · target: 3(m + (p − 1)/v) slots, and no more chunks in flight than
-# in Megatron-LM, (v − 1)p + 2p − 1*
+# *Difficulty 5 of 5 · 30 minutes · target: 3(m + (p − 1)/v) slots; on a rank, at most Megatron-LM's
+# maximum of (v − 1)p + 2p − 1 forwards whose backward has not run*
 #
 # m is a multiple of p. Megatron-LM's order has groups of p micro-batches. A group
 # runs through chunk 0, then through chunk 1, up to the last; then the next group begins. Backwards have
@@ -1002,8 +1002,8 @@ lab.show_plan_costs(job, [lab.Plan(data=384 // stages, pipeline=stages, tensor=8
 # How accurate is the model? Below are five published steps of 175 billion parameters. Two are of
 # *[Korthikanti et al.](https://arxiv.org/abs/2205.05198)* (table 5); the model was fitted to them, among
 # others. Three are of Megatron-LM, measured in *[MegaScale](https://arxiv.org/abs/2402.15627)* (table 2);
-# the model was not fitted to these. The runs interleave 3 and 6 chunks (`chunks` of a plan), as in
-# exercise 7.16. MegaScale prints neither micro-batch nor recomputation: 1 and selective are assumed.
+# the model was not fitted to these. The runs have 3 and 6 chunks on a pipeline rank (`chunks` of a plan), as
+# in exercise 7.16. MegaScale prints neither micro-batch nor recomputation: 1 and selective are assumed.
 
 # %%
 lab.show_published_steps()
@@ -1034,10 +1034,12 @@ lab.show_published_steps()
 
 # %% [markdown]
 # A context-parallel rank has at least 1,024 tokens of a sequence, and gathers keys and values, as in
-# Llama 3. `schedule` is "1F1B" or "ZB-H1". Under 1F1B a rank's layers can be interleaved in `chunks`, if
-# the chunks divide them and the stages divide the micro-batches.
-#
-# With FSDP a stage gathers its parameters once a step, and reduces a chunk's gradients when its
+# Llama 3. `schedule` is "1F1B" or "ZB-H1". Under 1F1B a pipeline rank can have several stages, as in 7.16:
+# their number is `chunks`. It must divide the rank's layers, and `pipeline`, the number of pipeline ranks,
+# must divide the micro-batches.
+
+# %% [markdown]
+# With FSDP a pipeline rank gathers its parameters once a step, and reduces a stage's gradients when its
 # micro-batches are done. Each GPU has its own network card, except in the job "one card".
 
 # %%
@@ -1121,7 +1123,7 @@ lab.show_plan_costs(lab.JOBS["Llama-3-405B"],
 
 # %% [markdown]
 # With one chunk on each rank the step takes more than 1.5 times as long, because there are only 16 micro-batches
-# for 16 stages. The unsharded gradients of the complete stage do not fit, either. ZB-H1 is shorter, but has
+# for 16 pipeline ranks. The unsharded gradients of all layers of a rank do not fit, either. ZB-H1 is shorter, but has
 # p micro-batches in flight on every stage. ZeRO-1 does not shard the gradients. Full recomputation fits
 # easily, but computes a third more. Eight chunks solve both problems.
 

@@ -23,10 +23,10 @@ from labs.training import models
 class TrainingMistake:
     """A known way to get a training step wrong, told apart by the parameters that it leaves.
 
-    code: see `Wrong`. sentence: goes on after "rank 1, parameter 'w' after step 2: it was"; {parts}
-    is filled in. gives(reference): the parameters by name that the mistake leaves; several sets
-    where each number may be from any of them; a parameter that is missing in all of them is not
-    explained. hint: said with it; hint_if_all: said instead where every number of the parameter
+    code: see `Wrong`. sentence: continues after "rank 1, parameter 'w' after step 2: it was";
+    {parts} is filled in. gives(reference): the parameters by name that the mistake leaves; several
+    sets where each number may be from any of them; a parameter that is missing in all of them is
+    not explained. hint: said with it; hint_if_all: said instead where every number of the parameter
     is explained so.
     """
 

@@ -1,7 +1,7 @@
 """What every exercise keeps: inputs stay as they are, unless it says "in place", and a result has
 its inputs' dtype.
 
-The caller goes on using what it passed in. A result of another dtype takes other memory, and the
+The caller continues using what it passed in. A result of another dtype takes other memory, and the
 next operation with it fails or is silently promoted.
 """
 
@@ -44,7 +44,7 @@ class UnchangedInputs:
                 # into the input, sort of a list.
                 if not _same(old, now[part]):
                     raise Wrong(f"{self._function} changed its input `{name}{part}`: the caller "
-                                "goes on using it", _HINT, code="changes_input")
+                                "continues using it", _HINT, code="changes_input")
 
 
 _HINT = "Work on a copy (clone, list): what writes in place ends in `_`, and so does all_reduce."

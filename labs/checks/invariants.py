@@ -87,9 +87,10 @@ def judge_memory(report: memory.Report, allowed: dict[str, dict[str, float]], ru
         for category, most in limits.items():
             if held[category] > most:
                 name, formula = _NAMES.get(category, category), (formulas or {}).get(category, "")
-                raise Wrong(f"rank {rank} holds {held[category]:,} bytes of {name} after {after}; "
-                            f"{rule} on {ranks} ranks it is at most {int(most):,}{formula}",
-                            hints[category], code=_CODES.get(category, "memory_too_high"))
+                raise Wrong(f"rank {rank} has allocated {held[category]:,} bytes of {name} after "
+                            f"{after}; {rule} on {ranks} ranks it is at most "
+                            f"{int(most):,}{formula}", hints[category],
+                            code=_CODES.get(category, "memory_too_high"))
 
 
 # memory, where some parameters are sharded and the others replicated
@@ -99,7 +100,7 @@ def judge_memory(report: memory.Report, allowed: dict[str, dict[str, float]], ru
 class ResidentBytes:
     """Bytes that a rank may hold in fp32: 1/ranks of what is sharded, all that is replicated.
 
-    sharded, replicated: elements of the whole model. tensors: how many parameters. buffers: bytes.
+    sharded, replicated: elements of the full model. tensors: how many parameters. buffers: bytes.
     rest: bytes of all else that may be there at the end of a phase; not judged after forward, when
     there are activations. states: numbers that the optimizer keeps for each element, 2 for AdamW.
     padding: elements that the shards may have in addition.
@@ -116,7 +117,7 @@ class ResidentBytes:
 
     @classmethod
     def of(cls, model: nn.Module, sharded: Sequence[str], ranks: int, **more) -> "ResidentBytes":
-        """Of a whole model, whose parameters with these names are sharded."""
+        """Of a full model, whose parameters with these names are sharded."""
         sizes = {name: p.numel() for name, p in trainable(model)}
         cut = sum(sizes[name] for name in sharded)
         buffers = sum(b.numel() * b.element_size() for b in model.buffers())
@@ -147,7 +148,7 @@ def judge_resident_bytes(build: Callable[[], tuple], batches: list[dict], allowe
                          rule: str, hints: dict[str, str]) -> None:
     """On a rank: raises Wrong on all ranks where one holds more than is allowed after building, or
     at the end of forward, backward or step. build() makes the model, shards it, and returns
-    (module, optimizer): so what the whole model left behind is counted."""
+    (module, optimizer): so what the full model left behind is counted."""
     judge_recorded(partial(memory.record, build, batches, outside=True), _judge_bytes, allowed,
                    rule, hints)
 

@@ -18,8 +18,8 @@ from labs.words import format_distinct
 @dataclass(frozen=True)
 class Cause:
     """What may explain one wrong number: the number that a known mistake leads to in this case, in
-    the answer's unit. sentence: goes on after the number and a colon. is_pair: of two mistakes that
-    are made together."""
+    the answer's unit. sentence: continues after the number and a colon. is_pair: of two mistakes
+    that are made together."""
 
     code: str
     number: float

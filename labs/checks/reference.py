@@ -23,7 +23,7 @@ class Step:
     batch: of all ranks; each trains on its equal share. use_all(rank): whether that rank's forward
     runs the layer `sometimes_unused` of EdgeCaseModel; None for a model without one. parts: the
     number of backward passes from which the gradient accumulates, each of 1/parts of the loss.
-    whole: every rank trains on the whole batch, as under tensor parallelism; the reference then
+    whole: every rank trains on the global batch, as under tensor parallelism; the reference then
     computes it once, not once for each rank.
     """
 
@@ -43,7 +43,7 @@ class Reference:
     """A copy of `model` that trains on the shares of all ranks; every rank computes the same.
 
     unused: what a step does with a parameter that no rank used, "zero" (its gradient is zero, so
-    weight decay and momentum go on) or "skip" (it is left alone, as torch's optimizers do).
+    weight decay and momentum continue) or "skip" (it is left alone, as torch's optimizers do).
     schedule(optimizer) makes a learning-rate schedule that is stepped after each step.
 
     After `train(step)`, of that step: losses and `alone`, by rank, the loss and the gradients that

@@ -23,7 +23,7 @@ UNEXPLAINED = "differs_from_reference"  # the code of a parameter that no mistak
 class Hints:
     """What an exercise says where no mistake explains the numbers, or where there are none."""
 
-    loss: str = "Forward must run with whole, updated parameters."
+    loss: str = "Forward must run with unsharded, updated parameters."
     unexplained: str = ""
     not_finite: str = "Was memory read before it was written?"
 

@@ -13,7 +13,7 @@ GATE_TIMEOUT = 2.0  # seconds
 
 
 def delay_rank(rank: int, world_size: int | None = None) -> None:
-    """On all ranks: lets them meet, and `rank` go on DELAY_SECONDS after the others. world_size:
+    """On all ranks: lets them meet, and `rank` continue DELAY_SECONDS after the others. world_size:
     does so on so many ranks only; None: on any number."""
     if world_size in (None, dist.get_world_size()):
         dist.barrier()

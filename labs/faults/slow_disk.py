@@ -56,7 +56,7 @@ class HeldDisk:
             Path(path).write_bytes(data)
 
     def open(self) -> None:
-        """Lets all writes go on."""
+        """Lets all writes continue."""
         self._is_open.set()
 
     def wait_until_started(self) -> bool:

@@ -30,11 +30,11 @@ SAVED_ON, LOADED_ON = 4, 2
 LAYERS, HIDDEN, HEADS = 2, 99, 3  # so wide that a file is more numbers than names
 # of the run that is saved, as after some steps of a schedule
 RATE = strategy_checks.SETTINGS["lr"] / 2
-_OWN_SHARDS = "Each rank writes its own shards; nobody needs the whole."
+_OWN_SHARDS = "Each rank writes its own shards; no rank needs the full state."
 # A part of what torch raises inside save or load -> the hint to give with it.
 _HINTS = {"Missing key": "Save and load the same names: the same dictionary on both sides.",
-          "pickle": "torch.distributed.checkpoint.save takes tensors that know their place in the "
-                    "whole.",
+          "pickle": "torch.distributed.checkpoint.save takes DTensors, which know their place in "
+                    "the full tensor.",
           "different meshes": "torch.save writes a shard as this rank has it; dcp.save and dcp.load"
                               " reshard for other ranks.",
           "'tuple' object": "get_state_dict gives two dictionaries: put them into one, "
@@ -46,14 +46,14 @@ _SHOWN = 160  # characters of what torch raises: it repeats itself for each para
 @check("4.7", hints=_HINTS)
 def check_checkpoint(save: Callable, load: Callable) -> str:
     """save(module, optimizer, folder) on 4 ranks, load(module, optimizer, folder) on 2: parameters,
-    moments and learning rate are as if training had gone on, and no rank gathers the full state."""
+    moments and learning rate are as if training had continued, and no rank gathers the full
+    state."""
     with tempfile.TemporaryDirectory(prefix="labs-checkpoint-") as folder:
         saved, later = launch(_train_and_save, save, folder, ranks=SAVED_ON, quiet=True)[0]
         _judge_files(Path(folder))
         launch(_load_and_train, load, folder, saved, later, ranks=LOADED_ON, quiet=True)
     return (f"written by {SAVED_ON} ranks, each its share, and read by {LOADED_ON}, nothing "
-            "gathered whole: parameters, moments and learning rate are the same, and training goes "
-            "on")
+            "gathered: parameters, moments and learning rate are the same, and training continues")
 
 
 def _make_model(seed=0):
@@ -172,7 +172,7 @@ def _judge_gathered(traffic, what):
     parameters = 4 * models.count_trainable(_make_model())
     if gathered > 0.5 * parameters:
         raise Wrong(f"rank {dist.get_rank()}: {what} gathers {gathered:,} bytes; the model's "
-                    f"parameters are {parameters:,}: shards were put together to whole tensors",
+                    f"parameters are {parameters:,}: shards were gathered to full tensors",
                     "get_state_dict(module, optimizer) without full_state_dict; dcp writes and "
                     "reads shards as they are.", code="full_tensor_gathered")
 

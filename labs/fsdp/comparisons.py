@@ -108,9 +108,9 @@ def show_gradient_accumulation(strategy: Callable, preset: Preset, parts: int = 
              f"{(_before_backward(one).total - activations) / 1e6:,.1f}")
             for name, one in found.results.items()]
     return Table(f"{parts} micro-batches make one step; {size.ranks} ranks, Ψ = "
-                 f"{found.parameters:,}", ("", "gathers", "reductions", "Ψ sent", "MB held"), rows,
-                 note="MB held: before the last backward, less activations. A shard of the "
-                      f"gradients has {4 * found.parameters / size.ranks / 1e6:,.1f} MB, whole "
+                 f"{found.parameters:,}", ("", "gathers", "reductions", "Ψ sent", "MB allocated"),
+                 rows, note="MB allocated: before the last backward, less activations. A shard of "
+                      f"the gradients has {4 * found.parameters / size.ranks / 1e6:,.1f} MB, full "
                       f"gradients have {4 * found.parameters / 1e6:,.1f}. {speeds(found)}".rstrip())
 
 

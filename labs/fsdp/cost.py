@@ -158,7 +158,7 @@ _GATHERED = (
             "all units together are never gathered at once", "A unit is freed after its forward."),
     _of_units("all_units_together_never_gathered", lambda units: 8 * sum(units),
             "all units together are never gathered at once",
-            "Only the root is whole all the time; another unit is freed after its forward."),
+            "Only the root stays gathered; another unit is freed after its forward."),
     _of_units("root_parameters_alone", lambda units: 4 * units[0],
             "that is the root's parameters alone; each unit that arrives is there twice"),
     _of_units("counts_unit_computes_once", lambda units: 4 * (units[0] + max(units[1:] or [0])),

@@ -52,7 +52,7 @@ def check_from_meta(strategy: Callable) -> str:
     """strategy(make_model, optimizer_class, **settings) -> (module, optimizer): make_model(), one
     of Hugging Face's models, is called where it costs no memory; each rank gets only its shards."""
     on_ranks(_build_and_train, strategy, world_sizes=(RANKS,), timeout=TIMEOUT)
-    return (f"no rank of {RANKS} ever held the whole model; every shard has numbers of its own, "
+    return (f"no rank of {RANKS} ever held the full model; every shard has numbers of its own, "
             "drawn as the model draws them (GPT-2 and a tied Qwen2), replicas are equal, and they "
             "train")
 
@@ -107,7 +107,7 @@ def _judge_build(report):
     peak = report.peaks["build"].total
     if peak > 0.6 * whole:
         raise Wrong(f"rank {dist.get_rank()} held {peak:,} bytes while the model was built; the "
-                    f"whole model is {whole:,}, a quarter of it {whole // RANKS:,}",
+                    f"full model is {whole:,}, a quarter of it {whole // RANKS:,}",
                     "Make it inside `with torch.device(\"meta\"):`, shard it, and only then give "
                     "it memory.", code="peak_too_high")
     judge_outside_torch(report)

@@ -39,10 +39,10 @@ from labs.training import models
 
 WORLD_SIZES = (3, 2)
 PARTS = {1: 2}  # step -> backward passes from which its gradient accumulates
-_EMPTY = "A unit computes while it is not whole: gather it before its forward and its backward."
+_EMPTY = "A unit computes while it is sharded: gather it before its forward and its backward."
 _HINTS = {
-    "inplace operation": "Write into a whole parameter through `.data`: autograd counts all other "
-                         "changes of what it has saved.",
+    "inplace operation": "Write into an unsharded parameter through `.data`: autograd counts all "
+                         "other changes of what it has saved.",
     "same dtype": "Every unit computes in bf16, the root too.",
     "non-empty": "The root of some models has no parameter of its own: a unit may be empty.",
     **dict.fromkeys(("storage of size 0", "SIGSEGV", "SIGABRT", "SIGBUS"), _EMPTY)}
@@ -146,10 +146,10 @@ def _compare_with_reference(strategy, make) -> float:
 
 
 _NUMBERS = Hints(
-    loss="Forward computes in bf16 with whole, updated parameters: is every unit gathered again "
-         "after a step, and unpacked as it was packed?",
-    unexplained="Cast to fp32 before the sum; clear the gradients of whole parameters after it; "
-                "unpack what comes back as it was packed.")
+    loss="Forward computes in bf16 with unsharded, updated parameters: is every unit gathered "
+         "again after a step, and unpacked as it was packed?",
+    unexplained="Cast to fp32 before the sum; clear the gradients of unsharded parameters after "
+                "it; unpack what comes back as it was packed.")
 _MISTAKES = (
     NOT_UPDATED.with_hint("Does the shard get a gradient, and is it the shard that the module and "
                           "the optimizer have?"),
@@ -198,10 +198,10 @@ def _judge_shards(module, model, numbers=True):
 
 def _shape_hint(local, whole) -> str:
     if local.shape == whole.shape:
-        return ("It is whole. Between two steps every parameter's place has the shard: free puts "
-                "it back, also after backward.")
-    return ("k is the number of rows divided by the ranks, rounded up; the last ranks may have "
-            "fewer rows, or none.")
+        return ("It is unsharded. Between two steps every parameter's place has the shard: free "
+                "puts it back, also after backward.")
+    return ("k is the number of rows divided by the number of ranks, rounded up; the last ranks "
+            "may have fewer rows, or none.")
 
 
 def _whole_parameters(module, model) -> dict[str, torch.Tensor]:
@@ -228,10 +228,10 @@ def _judge_memory(report, unsharded, want):
     # Between steps there are only shards: gathered units, kept anywhere, are seen here, and the
     # full gradients of one.
     step = held | {"gradients": want.shard, "rest": SMALL}
-    hints = dict.fromkeys(("parameters", "buffers", "rest"), "What is whole is freed after a "
-                          "block's forward and after each backward; shards are copies of rows, "
+    hints = dict.fromkeys(("parameters", "buffers", "rest"), "Unsharded parameters are freed after "
+                          "a block's forward and after each backward; shards are copies of rows, "
                           "and nothing holds the model's own parameters any more.")
     judge_memory(report, {"build": built, "forward": forward, "backward": step, "step": step},
                  "under full sharding", hints | {
-                     "gradients": "Set the .grad of whole parameters to None.",
+                     "gradients": "Set the .grad of unsharded parameters to None.",
                      "optimizer_state": "Make the optimizer from the shards."})

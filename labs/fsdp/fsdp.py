@@ -31,8 +31,8 @@ _HINTS = {
 @check("4.13", _HINTS)
 def check_fsdp(script: str = "fsdp.py"):
     """On 2 ranks fsdp.py must shard block by block and train as one process does; on 3 ranks it
-    must go on from the checkpoint; with --bf16 gather in bf16 and reduce in fp32; with --recompute
-    run each block twice; where a rank raises, the job must fail."""
+    must continue from the checkpoint; with --bf16 gather in bf16 and reduce in fp32; with
+    --recompute run each block twice; where a rank raises, the job must fail."""
     if waits := waits_for("4.13", script):
         return waits
     with processes.temporary_folder() as folder:

@@ -36,8 +36,8 @@ from labs.workers.progress import status
 @shows("4.1")
 def show_training_under_limit(chosen: dict[str, Callable], limit: float,
                       layers: int | None = None) -> Picture:
-    """Trains each strategy (by name) on ranks that get no more than `limit` bytes, and draws what
-    it held; one that ran out of memory, with what it would have needed. layers: of the model, by
+    """Trains each strategy (by name) on ranks that get no more than `limit` bytes, and draws its
+    memory; one that ran out of memory, with what it would have needed. layers: of the model, by
     default those of this machine's preset."""
     layers = layers or memory_limits.preset().layers
     rows = [_row(name, strategy, limit, layers) for name, strategy in chosen.items()]

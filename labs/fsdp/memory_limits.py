@@ -174,7 +174,7 @@ def train_recorded(strategy: Callable, layers: int, limit: float
                    ) -> tuple[Memory | None, OOMInfo | None]:
     """Trains under the limit, and records memory right after it on the same ranks, because the
     recording itself takes more than the limit leaves. Returns (memory at the peak of a step, of the
-    rank that held most, None), or (None, the OOMInfo of a rank that ran out of memory)."""
+    rank that allocated most, None), or (None, the OOMInfo of a rank that ran out of memory)."""
     limited = {"memory_limit": limit} if can_limit() else {}
     try:
         peaks = _launch(_train_then_record, strategy, preset(layers), **limited)

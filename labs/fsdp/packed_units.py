@@ -99,8 +99,8 @@ def _judge_counts(counts, want):
 
 def _count_hint(roots) -> str:
     if not roots:
-        return ("What is not freed after backward is whole in the next forward, with the numbers "
-                "from before the step.")
+        return ("What is not freed after backward is still gathered in the next forward, with the "
+                "numbers from before the step.")
     return ("A block is freed after forward and gathered again for backward, unless it is in "
             "flight already; its gradients leave once.")
 

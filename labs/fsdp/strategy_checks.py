@@ -161,7 +161,7 @@ _MISTAKES = (
                           "from model.parameters()."),
     TrainingMistake(
         "root_gradient_not_reduced", "updated with this rank's own gradient: it belongs to no "
-        "unit, so it is whole on every rank",
+        "unit, so it is not sharded",
         "What is in no block is the root's: fully_shard(model) comes last.",
         lambda reference: [reference.otherwise(reference.alone[dist.get_rank()])]))
 
@@ -256,7 +256,8 @@ def record_memory(strategy: Callable) -> memory.Report:
 
 
 def _build_and_collect(strategy) -> ModuleAndOptimizer:
-    """Whole parameters may be in cycles of Python objects, which are freed when it suits Python."""
+    """Unsharded parameters may be in cycles of Python objects, which Python frees at some later
+    time."""
     built = build(strategy, make_model())
     gc.collect()
     return built

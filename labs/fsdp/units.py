@@ -21,7 +21,7 @@ _HINTS = {"parameters": "Every parameter must be in a unit: fully_shard each blo
           "optimizer_state": "Make the optimizer from the sharded parameters.",
           "buffers": "Leave reshard_after_forward as it is: each block's gathered parameters are "
                      "freed after its forward.",
-          "rest": "Is the whole model still referenced, by an old optimizer, or a copy of what was "
+          "rest": "Is the full model still referenced, by an old optimizer, or a copy of what was "
                   "gathered temporarily?"}
 
 
@@ -63,12 +63,12 @@ def _other_hint(kind, moved, sharded) -> str:
     if sharded:
         return ("Shards that are all-reduced have replicas: with one dimension in the mesh, "
                 "lab.mesh(), there are none.")
-    return "An all-reduce leaves whole gradients on every rank: that is DDP."
+    return "An all-reduce leaves full gradients on every rank: that is DDP."
 
 
 def _units_hint(reduced, blocks) -> str:
     if len(reduced) == 1:
-        return ("With one unit the whole model is gathered at once, and nothing is saved at the "
+        return ("With one unit the full model is gathered at once, and nothing is saved at the "
                 "peak: fully_shard each block first.")
     if len(reduced) > blocks + 1:
         return "One fully_shard for each block, not for what is inside it."
@@ -80,8 +80,8 @@ def _judge_all_gathers(gathered, want, rank):
     # A block is gathered for forward and again for backward: once means it was kept (ZeRO-2).
     if gathered[want.block] < 2 * blocks:
         raise Wrong(f"{rank}: the parameters of {blocks} blocks are gathered "
-                    f"{gathered[want.block]} times per step, not {2 * blocks}: they stay whole "
-                    "where they should be freed",
+                    f"{gathered[want.block]} times per step, not {2 * blocks}: they stay "
+                    "gathered where they should be freed",
                     "Leave resharding as it is: each block's parameters are freed after its "
                     "forward, and again after its backward.", code="gathered_kept")
     # The root may be kept, which is FSDP2's default, or gathered twice like a block.

@@ -68,7 +68,7 @@ def train_wrapped(wrap: Callable[[nn.Module], nn.Module], uses: Sequence[UseAll]
     backward.
 
     uses: for each step, which ranks use the optional layers. A step in which no rank does comes
-    last: whether momentum goes on there is left open, so the numbers differ from then on.
+    last: whether momentum continues there is left open, so the numbers differ from then on.
     """
     # Both ways to treat a parameter that no rank used are right, so the nearer reference counts.
     references = [reference_model(make, unused) for unused in ("skip", "zero")]

@@ -22,10 +22,10 @@ REDUCING = ("all_reduce", "reduce_scatter", "reduce")  # collectives that sum ov
 
 @dataclass(frozen=True)
 class RankStepRecord:
-    """What one rank did in a step, and what it held when backward was done.
+    """What one rank did in a step, and its memory when backward was done.
 
     calls: its collectives. held: bytes by part, this rank's shards or all of it. whole: bytes of
-    one whole copy of each part. module: the class of what the library returned. library: what it
+    one full copy of each part. module: the class of what the library returned. library: what it
     calls itself.
     """
 
@@ -58,7 +58,7 @@ class RankStepRecord:
 
 
 def whole_bytes(model: nn.Module) -> dict[str, int]:
-    """Part -> bytes of one whole copy, for AdamW: two moments of the dtype of each trainable
+    """Part -> bytes of one full copy, for AdamW: two moments of the dtype of each trainable
     parameter. Call it before the model is wrapped; a tied parameter counts once."""
     trainable = sum(p.nbytes for p in model.parameters() if p.requires_grad)
     return {"parameters": sum(p.nbytes for p in model.parameters()), "gradients": trainable,
@@ -67,8 +67,8 @@ def whole_bytes(model: nn.Module) -> dict[str, int]:
 
 def held_bytes(module: nn.Module, optimizer: Any) -> dict[str, int]:
     """Part -> bytes that this rank holds of it at this moment, under any strategy. Each storage
-    counts once and whole, so padding counts. DeepSpeed's copy of the parameters in fp32, which the
-    optimizer updates, is "master_weights"."""
+    counts once and completely, so padding counts. DeepSpeed's copy of the parameters in fp32, which
+    the optimizer updates, is "master_weights"."""
     found = resident_tensors(module, optimizer)
     sizes = {part: storage_bytes(found[part]) for part in PARTS}
     # resident_tensors counts the model's buffers as parameters; a complete copy here has none.

@@ -1,4 +1,4 @@
-"""What a rank's memory really holds, by category, over the steps of the plain loop.
+"""What a rank really has in memory, by category, over the steps of the plain loop.
 
 torch's profiler reports every allocation, those of C++ included, and every allocation is followed
 until it is freed. On a CPU the sizes are the tensors'; on a GPU they are those of the caching
@@ -48,9 +48,10 @@ _DDP = "DistributedDataParallel.forward"  # all of forward, and new buckets befo
 class Report:
     """Bytes by category at the end of each phase of the last step, and at the moment of the run at
     which the total was highest. peaks: phase -> Memory at its highest moment, of the last step too;
-    the whole of building is "build". outside: phase -> what is held outside torch at its end, where
-    that was asked for. allocator: None on a CPU. gathered: the most bytes of the last step that
-    FSDP2's all-gathers held at once: their flat outputs, and the parameters copied out of them."""
+    the whole of building is "build". outside: phase -> what is allocated outside torch at its end,
+    where that was asked for. allocator: None on a CPU. gathered: the most bytes of the last step
+    that FSDP2's all-gathers had allocated at once: their flat outputs, and the parameters copied
+    out of them."""
 
     phases: dict[str, Memory]
     peak: Memory
@@ -89,7 +90,7 @@ def leanest(reports: list[Report]) -> Report:
 
 
 def record(build, batches, held=None, outside: bool = False) -> Report:
-    """On a rank: runs the plain loop over the batches and reports what its device held.
+    """On a rank: runs the plain loop over the batches and reports the memory of its device.
 
     build() returns (module, optimizer); it is called inside, so that all it allocates is recorded.
     Create the batches before. At least two steps show what lasts from step to step. held(module,
@@ -116,7 +117,7 @@ def record(build, batches, held=None, outside: bool = False) -> Report:
 
 class _RecordedLoop:
     """The plain loop with a mark after each phase. marks: (name, category -> addresses). outside:
-    phase -> what is held outside torch, after building and in the last step."""
+    phase -> what is allocated outside torch, after building and in the last step."""
 
     def __init__(self, held, outside):
         self._held, self._saved, self.marks, self.outside = held, set(), [], {}
@@ -298,7 +299,7 @@ def _held(allocations, time) -> Memory:
 
 
 def _highest(allocations, begin=0, end=2**63) -> int:
-    """When, of this span of time, most bytes were held."""
+    """When, of this span of time, most bytes were allocated."""
     # (nanoseconds, bytes): at the same moment frees come before allocations.
     changes = sorted([(each.begin, each.nbytes) for each in allocations]
                      + [(each.end, -each.nbytes) for each in allocations])

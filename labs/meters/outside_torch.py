@@ -1,5 +1,5 @@
-"""Bytes that student code holds outside torch's allocator: NumPy arrays, bytes, pickled data, lists
-of numbers, and mapped files, shared memory among them.
+"""Bytes that student code allocates outside torch's allocator: NumPy arrays, bytes, pickled data,
+lists of numbers, and mapped files, shared memory among them.
 
 Python's and NumPy's allocations are traced exactly (tracemalloc), so that models of a few KB can be
 judged; the process's resident set moves by MB for reasons of its own (imports, free lists).
@@ -47,7 +47,7 @@ class OutsideTorch:
             tracemalloc.stop()
 
     def held(self) -> Held:
-        """What is held now."""
+        """What is allocated now."""
         by_line = self._by_line()
         mapped = sum(size - self._mapped.get(name, 0) for name, size in _mapped_files())
         total = sum(by_line.values()) - self._before + max(0, mapped)

@@ -36,7 +36,7 @@ class Collective(Span):
     in flight.
 
     kind: all_gather, reduce_scatter, all_reduce or another. issued: when it was called. elements,
-    bytes: of the whole tensor, on all ranks together; 0 where shapes were not recorded. stack: the
+    bytes: of the full tensor, on all ranks together; 0 where shapes were not recorded. stack: the
     Python functions that led to the call, outermost first, as "file(line of its def): function";
     empty without with_stack. ranks: of its process group; 0 where the file does not say.
     """

@@ -194,7 +194,7 @@ class TraceBuilder:
         return sorted(joined, key=lambda one: one.issued)
 
     def _last_on_the_way(self) -> list[_Flight]:
-        """The flights without those of gloo that a slow link went on with. Sends and receives do
+        """The flights without those of gloo that a slow link continued with. Sends and receives do
         not pass that link."""
         on_link = any(one.name.startswith(slow_link.LABEL) for one in self.flights)
         return [one for one in self.flights if not on_link
@@ -277,7 +277,7 @@ class _Frames:
 
 
 def _size(arguments) -> tuple[int, int]:
-    """Returns (elements, bytes) of the whole tensor: the larger of input and output."""
+    """Returns (elements, bytes) of the full tensor: the larger of input and output."""
     if "In msg nelems" in arguments:  # NCCL's kernels
         elements = max(arguments["In msg nelems"], arguments.get("Out msg nelems", 0))
         return elements, elements * _width(arguments.get("dtype", ""))

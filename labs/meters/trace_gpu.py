@@ -1,6 +1,6 @@
 """What a GPU ran in a trace, and when the program launched it.
 
-The CPU launches a kernel and goes on; the GPU runs it later. In a trace file both events have the
+The CPU launches a kernel and continues; the GPU runs it later. In a trace file both events have the
 same correlation number, so that what a label of the program encloses on the CPU can be found on the
 GPU. Streams run in order, so the stream with most kernels tells when the GPU came to a label.
 """

@@ -11,7 +11,7 @@ Flat = list[tuple[int, int]]  # by rank: (elements, zeros of padding) of a flat 
 
 
 def shard_owners(layers: list[tuple[str, int]], rows: dict[str, list[Flat]], ranks: int) -> Picture:
-    """Draws each row as the whole model, coloured by the rank that owns each shard. layers: (name,
+    """Draws each row as the full model, coloured by the rank that owns each shard. layers: (name,
     elements), in order. rows: title -> the flat tensors into which the model is laid, in order."""
     total = sum(size for _, size in layers)
     room = WIDTH - 2 * LEFT

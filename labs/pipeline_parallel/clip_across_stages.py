@@ -158,7 +158,7 @@ def _judge_norm(norm, own, by_rank, reference, limit, where, job):
         Cause("norm_over_all_pipelines_job", job, "the norm over all pipelines of the job",
               "Sum over `group`, the ranks of one pipeline: what is not said is all ranks.")]
     judge_number(norm, whole, causes, f"{where}, the norm", rel_tol=NORM,
-                 source="that of the whole model's gradient is")
+                 source="that of the full model's gradient is")
 
 
 def _judge_gradients(norm, own, by_rank, reference, stages, limit, where):

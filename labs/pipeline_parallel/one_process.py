@@ -1,4 +1,4 @@
-"""The reference of a pipeline: the whole model trained in one process on the same micro-batches."""
+"""The reference of a pipeline: the full model trained in one process on the same micro-batches."""
 
 import copy
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class Case:
     accumulates: bool = False
 
     def model(self, tied: bool = False) -> nn.Module:
-        """The whole model, the same on every rank."""
+        """The full model, the same on every rank."""
         return models.llama(layers=sum(self.layers), hidden=HIDDEN, heads=2, kv_heads=1,
                             context=CONTEXT, tied=tied, vocabulary=VOCABULARY)
 

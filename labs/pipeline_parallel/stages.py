@@ -55,7 +55,7 @@ class Stage(nn.Module):
         return hidden.clone() if hidden._is_view() else hidden
 
     def names(self) -> dict[str, str]:
-        """Name of each parameter -> its name in the whole model. A head that is tied to the
+        """Name of each parameter -> its name in the full model. A head that is tied to the
         embedding keeps the name of a head."""
         return {name: self._name_in_model(name) for name, _ in self.named_parameters()}
 

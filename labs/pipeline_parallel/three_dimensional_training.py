@@ -33,7 +33,7 @@ ROOM = 1.02  # padding, where ranks do not divide a parameter
 class RankRun:
     """What one of the eight ranks did. coordinates: data, pipeline, tensor. losses: of each step,
     of its own replica's batch; 0 on the first stage. held: elements of parameters that it keeps.
-    parameters: name in the whole model -> whole tensor after the last step, of its stage; empty
+    parameters: name in the full model -> full tensor after the last step, of its stage; empty
     but on one rank of each stage. calls: collectives and messages of the last step."""
 
     coordinates: tuple[int, int, int]
@@ -66,7 +66,7 @@ def train_in_three_dimensions(parallelize: Callable, steps: int = STEPS) -> list
 
 
 def train_alone(steps: int = STEPS) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """(loss of each step, parameters after the last one) of one process with the whole model."""
+    """(loss of each step, parameters after the last one) of one process with the full model."""
     model, losses = small_llama(), []
     optimizer = torch.optim.SGD(model.parameters(), **OPTIMIZER)
     for step in range(steps):
@@ -184,14 +184,14 @@ def _judge_plan(module):
         # The invariant: between the two matrices of a block a rank has a part of the hidden units,
         # and nothing is gathered.
         if ends_block and along["tensor"] == 0:
-            raise Wrong(f"rank {rank}: {name} is column-parallel, so it needs its whole input, of "
+            raise Wrong(f"rank {rank}: {name} is column-parallel, so it needs its full input, of "
                         "which each tensor-parallel rank has a part",
                         "Which two modules end a block? They take such a part.",
                         code="part_of_input")
         if not ends_block and along["tensor"] == 1:
             raise Wrong(f"rank {rank}: {name} is row-parallel, so it takes a part of its input, "
-                        "which is whole on each rank: its whole output must be summed",
-                        "A column-parallel module takes the whole input and gives a part.",
+                        "which is replicated: its full output must be summed",
+                        "A column-parallel module takes the full input and gives a part.",
                         code="output_not_summed")
 
 

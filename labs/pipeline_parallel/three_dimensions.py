@@ -103,7 +103,7 @@ def _judge_parameters(runs, reference) -> float:
         if found[name].shape != want.shape:
             raise Wrong(f"parameter {name!r} has shape {list(found[name].shape)} when it is "
                         f"gathered, the reference's has {list(want.shape)}",
-                        "parallelize_module and fully_shard keep each parameter's whole shape.",
+                        "parallelize_module and fully_shard keep each parameter's full shape.",
                         code="wrong_shape")
         difference = largest_difference(found[name], want)
         if difference > SUMS:

@@ -138,7 +138,7 @@ def _evidence(strategy, make) -> RankStepRecord:
 
 
 def zero2(model, optimizer_class, **kwargs) -> ModuleAndOptimizer:
-    """ZeRO-2 by whole parameters: a gradient is reduced to its parameter's owner during backward
+    """ZeRO-2 that never splits a parameter: its gradient is reduced to its owner during backward,
     and freed on the others; owners broadcast what they have updated."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     owners = {parameter: number % ranks for number, (_, parameter) in enumerate(trainable(model))}

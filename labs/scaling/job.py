@@ -165,12 +165,12 @@ def _judge_held(record, who, nbytes, shards):
 
 
 def _judge_units(run, when, nbytes):
-    """One unit for all gathers the whole model at once, and shards save nothing at the peak."""
+    """One unit for all gathers the full model at once, and shards save nothing at the peak."""
     # bytes
     largest = max((size for record in run.records for size, _ in record.gathered), default=0)
     if largest > nbytes / SLACK:
         raise Wrong(f"{when}: one all-gather brings {largest:,} of {nbytes:,} bytes of parameters: "
-                    "the whole model is one unit", _BOTH, code="one_unit")
+                    "the full model is one unit", _BOTH, code="one_unit")
     if largest < nbytes / SMALL:
         raise Wrong(f"{when}: no all-gather brings parameters to a rank", _BOTH,
                     code="not_gathered")
@@ -221,7 +221,7 @@ def judge_updates(run: Run, when: str, expected: ExpectedJob, clip: float) -> No
 
 
 def own_pieces(record: RankRecord, tensors: Tensors) -> Tensors:
-    """What a rank holds of whole tensors, by the shards that it held of the parameters."""
+    """What a rank holds of full tensors, by the shards that it held of the parameters."""
     found = {}
     for name, tensor in tensors.items():
         dim, piece, pieces = record.shards.get(name, (0, 0, 1))
@@ -249,7 +249,7 @@ def _cause(run, number, expected, clip) -> tuple[str, str]:
 
 
 def _mistakes(expected, number, clip) -> Iterator[tuple[str, str, Callable[[RankRecord], Tensors]]]:
-    """(what it is, a hint, the rank's record -> whole gradients) of common mistakes."""
+    """(what it is, a hint, the rank's record -> full gradients) of common mistakes."""
     raw = expected.steps[number].gradients
     most = norm_of(raw)
     yield "the reference's before clipping", _CLIP, lambda record: raw

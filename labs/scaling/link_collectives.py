@@ -20,7 +20,7 @@ FIT_ROUNDS = 3  # of what α and β are fitted to: they must predict other links
 @dataclass(frozen=True)
 class Timed:
     """Seconds of something on a link of this bandwidth, by round: those of the slowest rank. size:
-    of the whole tensor, or of all parameters, in bytes."""
+    of the full tensor, or of all parameters, in bytes."""
 
     what: str
     bandwidth: str
@@ -148,7 +148,7 @@ def as_json(timed: list[Timed], counted: list[Counted]) -> dict[str, list[dict]]
 
 
 def collective(kind: str, size: int) -> Callable[[], None]:
-    """A function that runs a collective on a whole tensor of `size` bytes, on all ranks."""
+    """A function that runs a collective on a full tensor of `size` bytes, on all ranks."""
     ranks = dist.get_world_size()
     whole = torch.ones(size // 4 // ranks * ranks)
     shard = torch.ones(len(whole) // ranks)

@@ -71,7 +71,7 @@ def _job(rng, kind, variant, ranks, there=1.0) -> tuple[str, str, list[RankStepR
 
 
 def _by_rank(rng, whole, ranks, is_sharded) -> list[int]:
-    """What each rank holds of a part. Shards are padded, or of whole parameters and so uneven."""
+    """What each rank holds of a part. Shards are padded, or of entire parameters and so uneven."""
     if not is_sharded or ranks == 1:
         return [int(whole)] * ranks
     if rng.random() < 0.5:

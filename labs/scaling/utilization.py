@@ -71,7 +71,7 @@ FLOPS: list[Mistake] = [
     Mistake("attention_one_layer_alone", lambda run: run.six_n + run.attention / run.layers,
             "attention of one layer alone", _ATTENTION),
     Mistake("attention_sequence", lambda run: run.six_n + run.attention * run.sequence,
-            "attention of a whole sequence", "For one token: 12·L·h·s, not s²."),
+            "attention of a full sequence", "For one token: 12·L·h·s, not s²."),
     Mistake("attention_without_sequence", lambda run: run.six_n + run.attention / run.sequence,
             "attention without the sequence", _ATTENTION),
     Mistake("for_sequence", lambda run: run.flops * run.sequence, "that is for a sequence",

@@ -85,7 +85,7 @@ def _newest_over(folder) -> int | None:
 
 def kills(saver: Saver, folder: Path, count: int) -> Iterator[Kill]:
     """Yields `count` kills of a job of two ranks, each at a random moment of a save. What the job
-    finds after one is what the next one goes on from."""
+    finds after one is what the next one continues from."""
     rng, saved = new_generator(), folder / "saved"
     saved.mkdir(parents=True)
     measured = launch(_save_some, saver.save, saved, ranks=RANKS, quiet=True)

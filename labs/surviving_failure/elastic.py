@@ -173,7 +173,7 @@ def _judge_all(found: Sequence[Started], starts, plan, losses, rounding, alone=N
 
 
 def _after(started: Started, at: int) -> tuple[set[int], int, str]:
-    """(the steps from which the next start may go on, the number of steps that were done, in
+    """(the steps from which the next start may continue, the number of steps that were done, in
     words) after a kill."""
     rank, begun = started.killed
     done = at + begun

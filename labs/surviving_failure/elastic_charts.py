@@ -26,7 +26,7 @@ COLOURS = dict(zip(PARTS, (_KILLED, palette.MUTED, palette.PHASES["communication
 def run_with_kills(script: str, victims: dict[int, int], *options: object, ranks: int = 2,
                    max_restarts: int = 3) -> ElasticRun | Verdict:
     """Runs the script under torchrun and kills a rank with SIGKILL as soon as a step is noted.
-    victims: step -> rank. Draws the run while it goes on. Returns an ElasticRun, or a Verdict where
+    victims: step -> rank. Draws the run while it runs. Returns an ElasticRun, or a Verdict where
     the script has a gap or is missing."""
     with live_picture() as live:
         return elastic_kills.run_with_kills(

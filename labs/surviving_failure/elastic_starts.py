@@ -43,8 +43,8 @@ def name_of(start: Start) -> str:
 def judge_start(started: Started, plan: Plan, killed_at: int, allowed: set[int], when: str,
                 losses: dict[int, float] | None = None, rounding: float = 0.0,
                 alone: Started | None = None) -> int:
-    """Raises Wrong unless all ranks went on from the same one of the `allowed` steps and trained as
-    planned, to the end or to their kill; returns that step. killed_at: how many steps were done
+    """Raises Wrong unless all ranks continued from the same one of the `allowed` steps and trained
+    as planned, to the end or to their kill; returns that step. killed_at: how many steps were done
     when a rank was killed before. losses: those that they must have noted. alone: the run that
     nobody killed, on as many ranks."""
     restart = f"{when}; started again on {name_of(started.start)}" if killed_at else when

@@ -1,4 +1,4 @@
-"""What ranks do for the pictures of part A: jobs that go on without a part of their state."""
+"""What ranks do for the pictures of part A: jobs that continue without a part of their state."""
 
 import copy
 import random

@@ -303,7 +303,7 @@ def show_stale_gradient(save_dcp: Callable, load_dcp: Callable) -> Table:
     rows = [(what, *(distance([difference]) for difference in differences))
             for what, differences in found.items()]
     return Table(f"FSDP2, {SHOWN_RANKS} ranks: how far each loss is from that of the job that "
-                 "went on",
+                 "continued",
                  ("the new job has", *losses_of(STEPS_AFTER_RESUME)), rows)
 
 

@@ -137,8 +137,8 @@ def _saved(functions, job: ResumableJob, folder: Path, losses: list[float] | Non
 
 def _load_all(functions, saved, folder, saved_on,
               new_folder) -> tuple[list[float], dict[str, Saved]]:
-    """On a rank: new jobs that load what was saved and go on; the largest difference of each loss,
-    and what was saved again, after one step, if there is a folder for it."""
+    """On a rank: new jobs that load what was saved and continue; the largest difference of each
+    loss, and what was saved again, after one step, if there is a folder for it."""
     apart, resaved = [], {}
     for kind, want in saved.items():
         # Another seed than that of the saved job: what is not loaded differs.

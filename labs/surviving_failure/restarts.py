@@ -59,7 +59,7 @@ NOTICED, STOPPED, MET, STARTED, LOADED, CAUGHT_UP = PARTS = (
 @dataclass(frozen=True)
 class Restart:
     """What followed a failure. seconds: of each part of PARTS, one after the other. done: steps
-    that were done before. start: the step with which it went on."""
+    that were done before. start: the step with which it continued."""
 
     seconds: dict[str, float]
     done: int
@@ -73,7 +73,7 @@ class Restart:
 
 def restart_after(failed_at: float, log: Sequence[AgentEvent], metrics: Metrics) -> Restart | None:
     """What followed a failure at this time (seconds since the epoch); None where the training did
-    not go on. log: of the agent whose rank failed."""
+    not continue. log: of the agent whose rank failed."""
     def first(what, after):
         return next((event.time for event in log if event.what == what and event.time >= after),
                     None)

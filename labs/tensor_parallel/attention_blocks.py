@@ -102,7 +102,7 @@ def in_tiles(size: int = TILE) -> Iterator[None]:
 
 def full_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
                    positions: torch.Tensor) -> torch.Tensor:
-    """Returns causal attention over the whole sequence by torch's own function; positions (keys):
+    """Returns causal attention over the full sequence by torch's own function; positions (keys):
     where in the sequence each token stands. Autograd differentiates it."""
     visible = positions[:, None] >= positions  # (keys, keys)
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, visible, enable_gqa=True)
@@ -226,7 +226,7 @@ def pairs_by_round(places: Places) -> list[list[int]]:
 
 def makespan(rounds: Sequence[Sequence[int]]) -> int:
     """Pairs on the critical path: of each round those of the rank that has most, because all wait
-    for it before K and V go on."""
+    for it before K and V are sent on."""
     return sum(max(by_rank) for by_rank in rounds)
 
 

@@ -74,13 +74,13 @@ CASES = (Case("a norm above max_norm"), Case("a norm below max_norm", max_norm=1
 
 @check("7.6")
 def check_clip_grad_norm(clip_grad_norm: Callable, strategy: Callable):
-    """clip_grad_norm(sharded, replicated, max_norm, group): the norm of the whole gradient, and
+    """clip_grad_norm(sharded, replicated, max_norm, group): the norm of the full gradient, and
     all gradients scaled in place so that it is at most max_norm. strategy(model, optimizer_class,
     **settings) -> (module, optimizer): exercises 7.3 to 7.5 together, to be trained with it."""
     on_ranks(_try_all, clip_grad_norm, strategy)
-    return ("the norm is that of the whole gradient on every rank, shards of all ranks and what is "
+    return ("the norm is that of the full gradient on every rank, shards of all ranks and what is "
             "replicated once, and one number is sent; with attention, MLPs, embedding and head "
-            "divided, 5 clipped steps of Llama are the reference's on 2 and 4 ranks")
+            "sharded, 5 clipped steps of Llama are the reference's on 2 and 4 ranks")
 
 
 def _try_all(clip_grad_norm, strategy):
@@ -153,7 +153,7 @@ def _judge(norm, gradients, calls, who):
                     "As torch.nn.utils.clip_grad_norm_, return the norm from before the clipping.",
                     code="wrong_type")
     judge_number(norm, gradients.norm, _causes(gradients), f"{who}, the norm",
-                 rel_tol=NORM, abs_tol=1e-6, source="that of the whole gradient is",
+                 rel_tol=NORM, abs_tol=1e-6, source="that of the full gradient is",
                  hint="Norms do not add up, their squares do: sum the squares of the shards over "
                       "the group, add those of the replicated parameters once, take the root.")
     _judge_scale(gradients, who)
@@ -186,7 +186,7 @@ def _causes(gradients):
               "Sum their squares over the group."),
         Cause("mean_shards_squares_over_ranks", (sum(shards) / ranks + shared)**0.5,
               "a mean of the shards' squares over the ranks",
-              "The shards together are the whole gradient: their squares are summed."),
+              "The shards together are the full gradient: their squares are summed."),
         Cause("square", whole * whole, "its square", "Take the root after the sum."),
         Cause("norm_after_clipping", min(whole, gradients.max_norm), "the norm after the clipping",
               "Return the one from before.")]
@@ -260,7 +260,7 @@ def train_clipped(clip_grad_norm: Callable, strategy: Callable, tied: bool) -> N
 
 
 def judge_traffic_and_memory(strategy: Callable, tied: bool) -> None:
-    """On a rank: raises Wrong unless embedding, attention, MLPs and head are all divided, for four
+    """On a rank: raises Wrong unless embedding, attention, MLPs and head are all sharded, for four
     all-reduces of b·s·h in each layer, one after the embedding and one before the head."""
     batches, whole = token_batches(2, BATCH, SEQUENCE), whole_model(tied)
 
@@ -312,8 +312,8 @@ def _judge_norm(norm, norms):
                      rel_tol=NORM, source="the reference's is")
     except Wrong as wrong:
         raise Wrong(f"Llama, step {len(norms) - 1}: {wrong.sentence}",
-                    "Are the gradients right before they are clipped? One that every rank has "
-                    "whole is not summed, and the shard of a tied weight is counted once.",
+                    "Are the gradients right before they are clipped? One that is "
+                    "replicated is not summed, and the shard of a tied weight is counted once.",
                     code=wrong.code) from None
 
 
@@ -324,8 +324,8 @@ LAYOUTS = ("only the vocabulary sharded", "all matrices sharded")
 def show_norms(clip_grad_norm: Callable, vocabulary_parallel: Callable, strategy: Callable,
                ranks: int = 4) -> Picture:
     """Draws the norm that clip_grad_norm returns for the gradients of a Llama on ranks of this
-    machine, beside that of the whole model and those of four wrong counts; where only the
-    vocabulary is divided by vocabulary_parallel(model, group), and divided as strategy says."""
+    machine, beside that of the full model and those of four wrong counts; where only the
+    vocabulary is sharded by vocabulary_parallel(model, group), and sharded as strategy says."""
     def vocabulary_alone(model, optimizer_class, **settings):
         vocabulary_parallel(model, dist.group.WORLD)
         return model, optimizer_class(model.parameters(), **settings)
@@ -337,5 +337,5 @@ def show_norms(clip_grad_norm: Callable, vocabulary_parallel: Callable, strategy
     panels = [Panel(layout, "norm", list(norms.by_name().values()),
                     predicted=[norms.whole] * len(rows), colour=palette.MEMORY["gradients"])
               for layout, norms in found.items()]
-    return side_by_side(rows, panels, note="predicted: the norm of the whole model's gradients, in "
+    return side_by_side(rows, panels, note="predicted: the norm of the full model's gradients, in "
                         "one process")

@@ -122,7 +122,7 @@ def predicted_peak(way: str, shape: Shape, ranks: int, tiled: bool = False) -> f
 def measure(attentions: dict[str, Callable], ranks: int,
             shape: Shape = COMPARED) -> dict[str, Measured]:
     """Way -> what its attention(q, k, v, positions, group) does on `ranks` ranks. shape: of the
-    whole sequence."""
+    full sequence."""
     with devices.send_recv_device(ranks):
         by_rank = run(_measure, attentions, replace(shape, tokens=shape.tokens // ranks),
                       ranks=ranks)

@@ -39,7 +39,7 @@ def check_dropout_streams(streams_class):
     return (f"on 2, 3 and 4 ranks, and on two groups of 2: over {STEPS} steps, dropout of "
             "replicated activations has one mask on all ranks, dropout of shards another one on "
             f"each; a new mask in each step, and no stream twice in {REPLICAS:,} replicas; the "
-            "state goes on where it was saved, and torch's own generator stays as it is")
+            "state continues where it was saved, and torch's own generator stays as it is")
 
 
 def _try_streams(streams_class):
@@ -210,7 +210,7 @@ def _hint(before: _Drawn, drawn: _Drawn) -> str:
     if before.seed != drawn.seed:
         return _COLLIDES
     if (before.rank, before.is_shard) == (drawn.rank, drawn.is_shard):
-        return "A stream goes on from call to call: seed it once, when it is made."
+        return "A stream continues from call to call: seed it once, when it is made."
     return _SEEDS_HINT
 
 
@@ -230,7 +230,7 @@ def _judge_reproduced(streams_class, seed, group, want: Masks):
 
 
 def _judge_resumed(streams_class, seed, group):
-    """A job that is resumed goes on with the masks that it would have had."""
+    """A job that is resumed continues with the masks that it would have had."""
     streams = streams_class(seed, group)
     draw_masks(streams, 2)
     state: Any = streams.state_dict()
@@ -251,7 +251,7 @@ def _judge_resumed(streams_class, seed, group):
         is_live = all(map(torch.equal, want[is_shard], draw_masks(again, 2)[is_shard]))
         why = ("it begins from its seed again" if all(map(torch.equal, fresh, found[is_shard]))
                else "the saved state has moved on with the streams" if is_live
-               else "it goes on with other masks")
+               else "it continues with other masks")
         raise Wrong(f"rank {dist.get_rank()}, resumed after 2 steps, dropout of {way}: {why}",
                     "Generator.get_state() returns a copy of the state, a tensor, and set_state "
                     "takes it. Both streams have one.", code="state_not_restored")

@@ -1,10 +1,10 @@
-"""What a layer of Hugging Face's Llama keeps for backward, by formula and measured, in numbers of
+"""What a layer of Hugging Face's Llama saves for backward, by formula and measured, in numbers of
 b·s·h (batch, sequence, hidden size).
 
 The count is that of Korthikanti et al., "Reducing Activation Recomputation in Large Transformer
 Models" (2022), section 4: a layer of a GPT in 16 bits keeps s·b·h·(10 + 24/t) bytes under tensor
 parallelism and s·b·h·34/t under sequence parallelism, attention's scores apart. A Llama has other
-terms, and torch's fused attention keeps no scores.
+terms, and torch's fused attention saves no scores.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _COLUMN_PARALLEL = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 
 @dataclass(frozen=True)
 class LayerActivations:
-    """b·s·h numbers that one layer keeps on a rank, by part. norms: what the two norms read, and
+    """b·s·h numbers that one layer saves on a rank, by part. norms: what the two norms read, and
     their normalized inputs. inputs: the norms' outputs, which the first matrices read."""
 
     norms: float
@@ -45,7 +45,7 @@ class LayerActivations:
 
 
 def whole_layer(config) -> LayerActivations:
-    """Returns what a layer keeps that one rank has whole, of a Llama's configuration.
+    """Returns what a layer saves without sharding, of a Llama's configuration.
 
     norms: 2 each, and one number for each token. inside: queries, keys, values, attention's output,
     its log-sum-exp (one number for each head and token); of the MLP the output of both first
@@ -59,8 +59,8 @@ def whole_layer(config) -> LayerActivations:
 
 
 def predicted(config, ranks: int) -> dict[str, LayerActivations]:
-    """Returns way -> what a layer keeps on a rank. The last way gathers the inputs of attention and
-    MLP once more in backward, in place of keeping them, as the paper does."""
+    """Returns way -> what a layer saves on a rank. The last way gathers the inputs of attention and
+    MLP once more in backward, in place of saving them, as the paper does."""
     whole = whole_layer(config)
     return {"reference": whole,
             "tensor parallel": whole.divided(inside=ranks),

@@ -1,5 +1,5 @@
-"""What a module made of a part of a layer keeps in memory: its own tensors, and the whole layer's
-weight that it was cut from."""
+"""What a module made of a part of a layer keeps in memory: its own tensors, and the weight of the
+unsharded layer that it was made from."""
 
 import gc
 from collections.abc import Iterator

@@ -21,18 +21,18 @@ INPUTS, INNER, OUTPUTS = 24, 36, 20  # 2, 3 and 4 divide the inputs and the inne
 _ROWS = ("Rank r of t takes the r-th of t equal parts of the rows of linear.weight, which is "
          "[out, in], and of linear.bias.")
 _COLUMNS = ("Rank r of t takes the r-th of t equal parts of the columns of linear.weight, which is "
-            "[out, in]; the bias stays whole.")
+            "[out, in]; the bias is replicated.")
 _BIAS = "Add the bias after the sum over the ranks, once."
 
 
 @check("7.2")
 def check_linear_shards(column_shard: Callable, RowParallelLinear: Callable):
     """column_shard(linear, group): this rank's rows of a linear layer. RowParallelLinear(linear,
-    group): a module with this rank's columns, whose output is whole."""
+    group): a module with this rank's columns, whose output is not sharded."""
     on_ranks(_try_both, column_shard, RowParallelLinear)
-    return ("a column-parallel and a row-parallel layer give the outputs and gradients of whole "
-            "ones on 2, 3 and 4 ranks and on a group of 2 of them; each rank holds 1/t of the "
-            "weights and sends one all-reduce in forward; uneven sizes are refused")
+    return ("a column-parallel and a row-parallel layer give the outputs and gradients of "
+            "unsharded ones on 2, 3 and 4 ranks and on a group of 2 of them; each rank holds 1/t "
+            "of the weights and sends one all-reduce in forward; uneven sizes are refused")
 
 
 def _try_both(column_shard, row_parallel):
@@ -66,7 +66,7 @@ class _SumInBackward(torch.autograd.Function):
 
 
 class _Trial:
-    """Two whole layers beside their shards, with and without biases, in one dtype."""
+    """Two unsharded layers beside their shards, with and without biases, in one dtype."""
 
     def __init__(self, words, group, bias, dtype):
         self.group, self.ranks = group, dist.get_world_size(group)
@@ -123,7 +123,7 @@ class _Trial:
     def _judge_kept(self, name, made, whole, dimensions, original):
         # The shard is right, but the layer lives on in a list, a closure or an attribute.
         if original.is_alive():
-            raise Wrong(f"{self.where}: after {name} the whole weight is still in memory, "
+            raise Wrong(f"{self.where}: after {name} the full weight is still in memory, "
                         f"{original.bytes:,} bytes",
                         "Keep neither the layer nor its weight: copy this rank's part out of it.",
                         code="memory_kept")
@@ -145,7 +145,7 @@ class _Trial:
                         "optimizer finds it.", code="missing_parameter")
         if found.shape != want.shape:
             raise Wrong(f"{who}: its shape is {list(found.shape)}, not {list(want.shape)}, for a "
-                        f"whole one of {list(whole.shape)}", hint, code="wrong_shape")
+                        f"full one of {list(whole.shape)}", hint, code="wrong_shape")
         if found.dtype != whole.dtype or not found.requires_grad:
             raise Wrong(f"{who}: it is {found.dtype}, requires_grad={found.requires_grad}; the "
                         f"layer's is {whole.dtype}, and is trained", "Keep dtype and device.",
@@ -158,7 +158,7 @@ class _Trial:
         if (held := found.untyped_storage().nbytes()) > want.numel() * want.element_size():
             raise Wrong(f"{who}: it holds {held:,} bytes of memory for "
                         f"{want.numel() * want.element_size():,} of its own",
-                        "A slice is a view of the whole: clone it.", code="memory_kept")
+                        "A slice is a view of the full tensor: clone it.", code="memory_kept")
 
     def _part(self, whole, dimension):
         return whole if dimension is None else whole.chunk(self.ranks, dimension)[self.rank]
@@ -174,7 +174,7 @@ class _Trial:
                 off = largest_difference(inner.detach(), want)
                 said, code = f"is off by up to {off:.2g} from those columns", "wrong_output"
             raise Wrong(f"{self.where}: the output of column_shard should be part {self.rank} of "
-                        f"the whole layer's, of {self.ranks}; it {said}", _ROWS, code=code)
+                        f"the unsharded layer's, of {self.ranks}; it {said}", _ROWS, code=code)
         if traffic.bytes:
             raise Wrong(f"{self.where}: column_shard sends {traffic.bytes:,} bytes in forward; it "
                         "need send none", "Each rank computes its own columns of the output.",
@@ -205,7 +205,7 @@ class _Trial:
             elif y.shape == want.shape and not traffic.calls:
                 cause = "it is this rank's part alone: nothing was summed over the ranks"
                 code, hint = "not_summed", "ReduceFromRegion sums it."
-            raise Wrong(f"{who}: its output is not the whole layer's; {cause}", hint, code=code)
+            raise Wrong(f"{who}: its output is not the unsharded layer's; {cause}", hint, code=code)
         require_group(traffic, self.group, who)
         sent = numbers_sent(traffic.calls)
         # A ring of sends moves 2(N-1)/N of what it reduces.
@@ -244,7 +244,7 @@ class _Trial:
                   ("zero_gradient", "it is zero", torch.zeros_like(want)))
         code, cause = next(((code, words) for code, words, value in causes if close(got, value)),
                            ("wrong_gradient", f"off by up to {largest_difference(got, want):.2g}"))
-        raise Wrong(f"{who} is not the whole layer's: {cause}", hint, code=code)
+        raise Wrong(f"{who} is not the unsharded layer's: {cause}", hint, code=code)
 
     def _judge_backward_traffic(self, traffic):
         # The check's own f, once, is all that backward sends.
@@ -252,7 +252,7 @@ class _Trial:
         if sent > self.x.numel():
             raise Wrong(f"{self.where}: the two layers send {sent - self.x.numel():,.0f} elements "
                         "in backward; they need send none",
-                        "g's backward is the identity, and every gradient of a shard is whole.",
+                        "g's backward is the identity, and every gradient of a shard is complete.",
                         code="extra_collective")
 
 

@@ -121,7 +121,7 @@ def _close(got, want) -> bool:
 
 def _named(got, mistakes, otherwise) -> tuple[str, str]:
     """The code of the mistake that leads to these numbers, `otherwise` if none does, and how the
-    sentence goes on."""
+    sentence continues."""
     return next(((code, f": it is {what}") for code, what, value in mistakes if _close(got, value)),
                 (otherwise, ""))
 

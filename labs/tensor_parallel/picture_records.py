@@ -33,7 +33,7 @@ RECORDED_BATCH, RECORDED_SEQUENCE = 2, 32
 
 @dataclass(frozen=True)
 class Holding:
-    """One parameter: its whole shape, and along which dimension the ranks' sizes divide it; None
+    """One parameter: its full shape, and along which dimension the ranks' sizes divide it; None
     where each rank has all of it."""
 
     name: str

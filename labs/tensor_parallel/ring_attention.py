@@ -1,4 +1,4 @@
-"""Exercise 7.11: attention over a sequence that no rank ever holds whole; and what a wrong one most
+"""Exercise 7.11: attention over a sequence that no rank ever has in full; and what a wrong one most
 likely computed: common mistakes, each with the numbers that it leads to on this rank."""
 
 import math
@@ -209,7 +209,7 @@ def forward_causes(sequence: WholeSequence) -> Iterator[Found]:
 def backward_causes(sequence: WholeSequence, name: str,
                     gradients: list[torch.Tensor]) -> Iterator[Found]:
     """What the gradient of q, k or v (name) may be; gradients: the right ones of q, k and v, of the
-    whole sequence."""
+    full sequence."""
     whole = gradients["qkv".index(name)]
     ranks, rank = len(sequence.places), sequence.rank
     merged = _merged_pair([_part(sequence, source) for source in range(ranks)])

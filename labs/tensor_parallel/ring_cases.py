@@ -1,4 +1,4 @@
-"""Queries, keys and values of a whole sequence, the piece of it that a rank of a group has, and the
+"""Queries, keys and values of a full sequence, the piece of it that a rank of a group has, and the
 memory that an attention takes on the rank beside that piece, recorded."""
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ class Shape:
 
 @dataclass
 class WholeSequence:
-    """A whole sequence on every rank of `group`, and this rank's piece.
+    """A full sequence on every rank of `group`, and this rank's piece.
 
     places: by rank of the group, the positions of its tokens. whole: q, k, v of the sequence in its
     order, each (batch, heads, tokens, d); weights: the gradient of the output, in the same order.
@@ -65,7 +65,7 @@ class WholeSequence:
         return self.places[self.rank].to(devices.device())
 
     def piece(self, whole: torch.Tensor, rank: int | None = None) -> torch.Tensor:
-        """A rank's own tokens of a tensor of the whole sequence; None: this rank's."""
+        """A rank's own tokens of a tensor of the full sequence; None: this rank's."""
         places = self.places[self.rank if rank is None else rank].to(whole.device)
         # Indexing makes a contiguous tensor; this brings back the strides of a layer's output.
         return whole[:, :, places].transpose(1, 2).contiguous().transpose(1, 2)
@@ -75,7 +75,7 @@ class WholeSequence:
         return [self.piece(each).requires_grad_() for each in self.whole]
 
     def expected(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """The attention of the whole sequence and the gradients of q, k and v, in its order."""
+        """The attention of the full sequence and the gradients of q, k and v, in its order."""
         leaves = [each.clone().requires_grad_() for each in self.whole]
         out = full_attention(*leaves, torch.arange(leaves[0].shape[2], device=leaves[0].device))
         out.backward(self.weights)

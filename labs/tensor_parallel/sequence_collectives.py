@@ -29,7 +29,7 @@ def split_sequence(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 
 def join_sequence(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Returns the pieces of all ranks joined; all ranks go on to compute the same with them, so
+    """Returns the pieces of all ranks joined; all ranks then compute the same with them, so
     backward keeps this rank's piece of the gradient, without a collective."""
     return _Join.apply(x, group)
 

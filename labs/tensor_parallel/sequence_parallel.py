@@ -1,5 +1,5 @@
 """Exercise 7.7: a Llama whose hidden states are pieces of the sequence between attention and MLP
-trains as the whole one does, sends what tensor parallelism sends, and keeps less."""
+trains as the full model does, sends what tensor parallelism sends, and saves less."""
 
 import copy
 from collections.abc import Callable
@@ -146,7 +146,7 @@ def _try_all(gather, reduce_scatter, strategy) -> float:
 
 
 def small_llama(layers: int = 2, **more) -> nn.Module:
-    """The whole model, on the rank's device."""
+    """The full model, on the rank's device."""
     return models.move_to_rank(models.llama(layers, **more, **SIZES))
 
 
@@ -241,7 +241,7 @@ def _judge_memory(strategy, ranks):
 
 
 def _judge_saved(found, config, ranks):
-    """What the layers save for backward: whole memory, of which a piece may be a view."""
+    """What the layers save for backward: all of its memory, of which a piece may be a view."""
     unit = BYTES * BATCH * SEQUENCE * SIZES["hidden"] * config.num_hidden_layers
     limits = predicted(config, ranks)["sequence parallel"]
     # Catches pieces that are views of whole hidden states, and hidden states that are gathered for

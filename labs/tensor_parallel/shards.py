@@ -1,5 +1,5 @@
 """Puts together what the ranks of a tensor-parallel group hold, by comparing shapes with those of
-the whole model: how a module is sharded may differ between answers."""
+the full model: how a module is sharded may differ between answers."""
 
 from collections.abc import Callable
 
@@ -20,12 +20,12 @@ _HINT_SHAPE = ("Rank r of t holds the r-th of t equal parts of one dimension: of
 
 
 class ShardReader:
-    """On a rank: reads the parameters of `module`, whole, by the names that they have in `model`,
-    which has not been cut. A call is a collective: all ranks of `group` make it, or none.
+    """On a rank: reads the parameters of `module`, unsharded, by the names that they have in
+    `model`, which has not been cut. A call is a collective: all ranks of `group` make it, or none.
 
-    A parameter is replicated where its local shape is the whole one, and a shard where one
-    dimension differs and the ranks' sizes of it add up to the whole: equal ones, unequal ones, or
-    ones with padding at the end. A DTensor is asked for its full tensor. Raises Wrong, on all
+    A parameter is replicated where its local shape is the full one, and a shard where one
+    dimension differs and the ranks' sizes of it add up to the full size: equal ones, unequal ones,
+    or ones with padding at the end. A DTensor is asked for its full tensor. Raises Wrong, on all
     ranks, where a parameter is missing or has another shape.
 
     Which rank holds which of equal parts is a convention: `require_start` finds it.
@@ -62,11 +62,11 @@ class ShardReader:
         return self._cuts.get(name, (None, []))
 
     def __call__(self, module: nn.Module) -> Tensors:
-        """Name -> whole parameter."""
+        """Name -> unsharded parameter."""
         return self.gather({name: p.detach() for name, p in self.local(module).items()})
 
     def gather(self, tensors: Tensors) -> Tensors:
-        """The whole of tensors that are cut as the parameters of these names are; a replicated one
+        """The full tensors that are cut as the parameters of these names are; a replicated one
         is this rank's own."""
         # full_tensor() is a collective, too: all ranks call it in the same order of names.
         whole = {name: t.full_tensor() if isinstance(t, DTensor) else t
@@ -103,7 +103,7 @@ class ShardReader:
         return whole.narrow(dimension, 0, self._wholes[name][dimension])
 
     def _parts(self, own, whole, dimension, sizes) -> list[int]:
-        """The equal parts of the whole parameter that this rank's own numbers are."""
+        """The equal parts of the unsharded parameter that this rank's own numbers are."""
         if len(set(sizes)) > 1 or sum(sizes) != whole.shape[dimension]:
             return []
         pieces = whole.detach().split(sizes[0], dimension)
@@ -183,7 +183,7 @@ def _no_division(name, whole, shapes) -> Wrong:
     for_all = world > len(shapes) and _dimension(whole, [shapes[0]] * world) is not None
     return Wrong(f"rank {dist.get_rank()}, parameter {name!r}: on the {len(shapes)} ranks of the "
                  f"group its shapes are {listed}, which do not make up the model's {list(whole)}"
-                 + f"; it is divided among all {world} ranks" * for_all,
+                 + f"; it is sharded over all {world} ranks" * for_all,
                  "Pass `group` on to whatever asks for a rank or for the number of ranks."
                  if for_all else _HINT_SHAPE, code="wrong_shape")
 
@@ -225,7 +225,7 @@ def _wrong_cut(got, want, cut) -> tuple[str, str]:
                 .index_select(dimension, torch.arange(0, want.shape[dimension] - rank, len(sizes),
                                                       device=want.device)))
            for rank, piece in enumerate(pieces)):
-        return "dealt_out", ("its rows were dealt out in turn, so that every head is divided among "
+        return "dealt_out", ("its rows were dealt out in turn, so that every head is split among "
                              "the ranks")
     wrong = next((rank for rank, pair in enumerate(zip(pieces, wanted, strict=False))
                   if not same(*pair)), 0)

@@ -1,5 +1,5 @@
-"""Exercise 7.3: a Llama whose attention and MLPs are divided among ranks trains as the whole one
-does, with 1/t of those parameters on each rank and four all-reduces a layer."""
+"""Exercise 7.3: a Llama whose attention and MLPs are sharded over ranks trains as the unsharded
+one does, with 1/t of those parameters on each rank and four all-reduces a layer."""
 
 import copy
 from collections.abc import Callable
@@ -63,8 +63,8 @@ _MLP = r"(?i)mlp|gate_proj|up_proj|down_proj|intermediate"
 COLLECTIVE_HINTS = {
     "all_reduce": "Query, key and value layers take the same input, and so do gate and up: apply f "
                   "once to that input, at the entry of attention and of the MLP. Gradients of "
-                  "parameters are not reduced: a shard's is whole, a replicated one's is the same "
-                  "on all ranks.",
+                  "parameters are not reduced: a shard's is complete, a replicated one's is the "
+                  "same on all ranks.",
     "all_gather": "Weights stay where they are: each rank computes with its own shard."}
 
 
@@ -78,7 +78,7 @@ class Case:
     pairs: bool = False
 
     def model(self) -> nn.Module:
-        """The whole model, on the rank's device."""
+        """The full model, on the rank's device."""
         return models.move_to_rank(models.llama(tied=self.tied, bias=self.bias, **SIZES))
 
 
@@ -95,7 +95,7 @@ REFUSED = {2: (({"heads": 6, "kv_heads": 3, "hidden": 48}, "3 key/value heads", 
 @check("7.3")
 def check_tensor_parallel(tensor_parallel: Callable):
     """tensor_parallel(model, optimizer_class, group=None, **settings) -> (module, optimizer) for a
-    Llama of Hugging Face's: attention and MLPs divided among the group's ranks."""
+    Llama of Hugging Face's: attention and MLPs sharded over the group's ranks."""
     difference = max(on_ranks(_try_all, tensor_parallel, world_sizes=WORLD_SIZES, timeout=60))
     return (f"equals the reference over {STEPS} steps on 2 and 4 ranks and on a group of 2 of them "
             f"({to_within(difference)}); a rank holds 1/t of attention and MLP, and sends "
@@ -227,7 +227,7 @@ def _part(ax, x, y, width, height, colour, words):
 
 
 def _held_words(found, layer, ranks) -> list[str]:
-    """What a rank has of the layer, and what every rank has whole."""
+    """What a rank has of the layer, and what is replicated."""
     whole = sum(_size(each) for each in layer)
     own = sum(_size(each) / (ranks if each.dimension is not None else 1) for each in layer)
     norms = [each for each in layer if len(each.shape) == 1 and each.dimension is None]
@@ -244,7 +244,7 @@ def _size(each: Holding) -> int:
 
 def _in_words(each: Holding) -> str:
     if each.dimension is None:
-        return "whole on every rank"
+        return "replicated"
     kind = "rows" if each.dimension == 0 else "columns"
     return f"{' + '.join(map(str, each.sizes))} {kind} on ranks 0 to {len(each.sizes) - 1}"
 
@@ -298,7 +298,7 @@ def show_resident_bytes(tensor_parallel: Callable) -> Picture:
 
 
 class _Bar(marks.LabelledBar):
-    """Two parts: what the ranks divide, and what each has whole."""
+    """Two parts: what is sharded, and what is replicated."""
 
     def style(self, part: str) -> dict:
         colour = palette.MEMORY["parameters" if part == _DIVIDED else "other"]

@@ -28,10 +28,10 @@ _HINTS = {
     "mixed torch.Tensor and DTensor": "A module whose weight is a DTensor gets a plain tensor: "
                                       "input_layouts of its style say how the tensor lies.",
     "size mismatch": "A matrix cut by columns returns its own columns alone: the one that follows "
-                     "is cut by rows. The logits are whole: output_layouts=Replicate().",
+                     "is cut by rows. The logits are not sharded: output_layouts=Replicate().",
     "shapes cannot be multiplied": "A matrix cut by columns returns its own columns alone: the one "
                                    "that follows is cut by rows.",
-    "out of range": "The embedding is cut by rows, and its input lies whole on each rank: "
+    "out of range": "The embedding is cut by rows, and its input is replicated: "
                     "input_layouts=Replicate()."}
 
 
@@ -117,7 +117,7 @@ def _judge_held(run, when, expected):
         held = max(step.held for step in record.steps)
         if held > most:
             raise Wrong(f"{when}: rank {rank} holds {held:,} bytes of parameters; an equal part of "
-                        f"the matrices, and whole norms, are {most / MORE:,.0f}",
+                        f"the matrices, and full norms, are {most / MORE:,.0f}",
                         'Embedding, seven projections of each layer and the head are cut over '
                         'mesh["tensor"]; each layer and the model are sharded over mesh["data"].',
                         code="not_sharded")
@@ -126,7 +126,7 @@ def _judge_held(run, when, expected):
 def _judge_saved(run, when, expected):
     saved = run.metrics
     if not isinstance(saved, dict) or any(isinstance(each, DTensor) for each in saved.values()):
-        raise Wrong(f"{when}: the file of --checkpoint is no state dict of whole tensors",
+        raise Wrong(f"{when}: the file of --checkpoint is no state dict of full tensors",
                     "get_model_state_dict gathers it on all ranks; rank 0 saves it.",
                     code="unreadable_file")
     others = sorted(saved.keys() ^ expected.parameters.keys())
@@ -143,5 +143,5 @@ def _judge_saved(run, when, expected):
         farthest = max(away, key=lambda name: away[name].norm().item())
         raise Wrong(f"{when}: the saved parameters are {norm(away.values()) / way:.0%} of the way "
                     "that training took away from those of one process, most of all in "
-                    f"{farthest!r}", "Forward must be the whole model's on each replica, and "
+                    f"{farthest!r}", "Forward must be the full model's on each replica, and "
                     "gradients the mean over the replicas.", code="differs_from_reference")

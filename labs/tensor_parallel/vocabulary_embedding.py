@@ -26,7 +26,7 @@ HINTS = {
 
 @dataclass(frozen=True)
 class Case:
-    """rows: of the whole vocabulary. padding: its padding_idx. shape: of the tokens."""
+    """rows: of the full vocabulary. padding: its padding_idx. shape: of the tokens."""
 
     rows: int = 24
     padding: int | None = None
@@ -47,9 +47,9 @@ UNEVEN = Case(rows=25, shape=(1, 30))  # rows that neither 2 nor 3 nor 4 ranks d
 @check("7.4", hints=HINTS)
 def check_vocabulary_embedding(VocabularyParallelEmbedding: Callable):
     """VocabularyParallelEmbedding(embedding, group): a module with this rank's rows of an
-    nn.Embedding; what it returns is that of the whole embedding, on every rank of the group."""
+    nn.Embedding; what it returns is that of the unsharded embedding, on every rank of the group."""
     on_ranks(_try_groups, VocabularyParallelEmbedding)
-    return ("every rank returns what the whole embedding does and has 1/t of its rows; one "
+    return ("every rank returns what the unsharded embedding does and has 1/t of its rows; one "
             "all-reduce of b·s·h in forward, nothing in backward, and no gradient for the padding "
             "row of the one rank that has it")
 
@@ -63,8 +63,8 @@ def _try_groups(kind):
 
 
 class _Run:
-    """The student's module and the whole embedding on the same tokens, with the same gradient of
-    the output on all ranks of the group."""
+    """The student's module and the unsharded embedding on the same tokens, with the same gradient
+    of the output on all ranks of the group."""
 
     def __init__(self, module, whole, case, number):
         generator = torch.Generator().manual_seed(100 + number)
@@ -143,24 +143,24 @@ def _judge_rows(module, whole, original, group, where):
     require_dtype(weight, whole.weight, f"{where}: the weight")
     if not weight.requires_grad:
         raise Wrong(f"{where}: {rank}: the weight has requires_grad=False",
-                    "The whole embedding is trained, and so are its rows.",
+                    "The unsharded embedding is trained, and so are its rows.",
                     code="requires_grad_changed")
     # A view, a copy of the whole weight, or a reference to the embedding: nothing would be saved.
     allowed = want.numel() * want.element_size()
     if surplus := surplus_bytes(module, allowed):
         raise Wrong(f"{where}: {rank} holds {allowed + surplus:,} bytes for its {len(want)} rows "
-                    f"of {allowed:,} bytes: the memory of the whole embedding is kept",
+                    f"of {allowed:,} bytes: the memory of the unsharded embedding is kept",
                     "A slice is a view of all rows: .clone() it. And keep no reference to the "
                     "embedding.", code="memory_kept")
     if original.is_alive():
-        raise Wrong(f"{where}: {rank} keeps the memory of the whole embedding's weight",
+        raise Wrong(f"{where}: {rank} keeps the memory of the unsharded embedding's weight",
                     "Keep no reference to the embedding or to its weight in your module.",
                     code="memory_kept")
 
 
 def _which_rows(weight, whole) -> str:
     if weight.shape == whole.shape and torch.equal(weight, whole):
-        return f"the whole embedding, {len(whole)} rows"
+        return f"the unsharded embedding, {len(whole)} rows"
     starts = [first for first in range(len(whole) - len(weight) + 1)
               if weight.shape[1:] == whole.shape[1:]
               and torch.equal(weight, whole[first:first + len(weight)])]
@@ -262,7 +262,7 @@ def _explain_gradient(got, want, run, ranks, own, who):
     first, padding = own * len(want), run.whole.padding_idx
     row = int((~torch.isclose(got, want, atol=SUMS)).any(-1).nonzero()[0])
     if close(got, ranks * want):
-        raise Wrong(f"{who}: the gradient is {ranks} times that of the whole embedding",
+        raise Wrong(f"{who}: the gradient is {ranks} times that of the unsharded embedding",
                     "All ranks have the same loss: backward of the sum is the identity, not "
                     "another sum.", code="summed_too_often")
     if first + row == padding:
@@ -274,7 +274,7 @@ def _explain_gradient(got, want, run, ranks, own, who):
                     f"which is row {padding}",
                     "Only one rank has the padding row; for the others padding_idx is None. "
                     "A negative number counts from the end.", code="padding_row_misplaced")
-    raise Wrong(f"{who}: the gradient of row {first + row} is not that of the whole embedding",
+    raise Wrong(f"{who}: the gradient of row {first + row} is not that of the unsharded embedding",
                 "Does backward add to a row what belongs to tokens of other ranks?",
                 code="wrong_gradient")
 
@@ -301,6 +301,6 @@ def _judge_uneven(run, group, where):
     if not isinstance(got, torch.Tensor) or got.shape != run.want.shape or not close(
             got.detach(), run.want.detach()):
         raise Wrong(f"{where}: {named_rank(group)}: no ValueError, and what forward returns is not "
-                    "that of the whole embedding: some rows are on no rank",
+                    "that of the unsharded embedding: some rows are on no rank",
                     f"Raise ValueError where the ranks of the group do not divide {UNEVEN.rows}.",
                     code="no_error")

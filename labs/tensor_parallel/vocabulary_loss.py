@@ -76,7 +76,7 @@ class _Run:
         self.gradient = exact.grad
 
     def part(self, whole):
-        """This rank's part of something with the whole vocabulary."""
+        """This rank's part of something with the full vocabulary."""
         return whole.chunk(self.ranks, -1)[self.own]
 
     def forward(self, function):

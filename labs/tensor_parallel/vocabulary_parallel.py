@@ -1,5 +1,6 @@
 """Exercise 7.5: a loss of logits of which each rank has its part, and a Llama that is trained with
-it: embedding, head and loss are parallel over the vocabulary, the layers between are whole."""
+it: embedding, head and loss are parallel over the vocabulary, the layers between are
+not sharded."""
 
 import copy
 from collections.abc import Callable
@@ -54,10 +55,10 @@ _TIED = {(2, 2): (False, True), (4, 4): (True, False), (4, 2): (True,)}
 NAMES = ("model.embed_tokens.weight", "lm_head.weight")
 HINTS = {
     "parameters": "Rows of the embedding and of the head have memory of their own, and nothing "
-                  "else keeps the whole ones.",
+                  "else keeps the full ones.",
     "gradients": "A gradient is as large as its parameter: this rank's rows.",
     "optimizer_state": "The optimizer has two numbers for each of this rank's rows.",
-    "rest": "Does anything keep the whole weights?"}
+    "rest": "Does anything keep the full weights?"}
 MORE = {"all_reduce": "One at the embedding's end in forward, one where the head begins in "
                       "backward, and three numbers for each token in the loss."}
 
@@ -87,7 +88,7 @@ def check_vocabulary_parallel(vocabulary_parallel_cross_entropy: Callable,
     """vocabulary_parallel_cross_entropy(logits, targets, group), and vocabulary_parallel(model,
     group), which replaces embedding, head and loss of a Llama in place."""
     on_ranks(_try_both, vocabulary_parallel_cross_entropy, vocabulary_parallel)
-    return ("loss and gradient are those of the whole logits, also for logits of ±10,000 and in "
+    return ("loss and gradient are those of the full logits, also for logits of ±10,000 and in "
             "bf16, for three numbers of each token; 5 steps of Llama are the reference's, with an "
             "embedding and a head of their own and with a tied one, and each rank has 1/t of the "
             "vocabulary")
@@ -146,7 +147,7 @@ def _judge_forward(model):
             raise
         # raised in code of the model, where a verdict finds no line of the student's
         raise Wrong(f"the model's forward raises {message_of(error)}",
-                    "The model's own loss takes logits of the whole vocabulary: replace it with "
+                    "The model's own loss takes logits of the full vocabulary: replace it with "
                     "lab.set_loss.", code="own_loss_kept") from None
 
 
@@ -199,7 +200,7 @@ def show_loss_cost(vocabulary_parallel_cross_entropy: Callable, ranks: int = 4) 
 
 
 def predict_loss_cost(name: str, tokens: int, vocabulary: int, ranks: int) -> LossCost:
-    """By formula: gathered logits send (t-1)/t · b·s·v numbers, divided ones an all-reduce of three
+    """By formula: gathered logits send (t-1)/t · b·s·v numbers, sharded ones an all-reduce of three
     for each token; at the peak `_ALIVE` fp32 numbers for each logit that the loss sees are alive.
     """
     logits = tokens * vocabulary
@@ -212,4 +213,4 @@ def _of_llama_3(ranks: int, tokens: int = 8192, vocabulary: int = 128_256) -> st
     gathered, divided = (predict_loss_cost(name, tokens, vocabulary, ranks) for name in LOSS_KINDS)
     return (f"By the same formulas, {vocabulary:,} rows of Llama-3, {tokens:,} tokens, {ranks} "
             f"ranks:\ngathered {gathered.sent / 1e9:.1f} GB sent, {gathered.peak / 1e9:.1f} GB at "
-            f"the peak; divided {divided.sent / 1e6:.2f} MB and {divided.peak / 1e9:.1f} GB")
+            f"the peak; sharded {divided.sent / 1e6:.2f} MB and {divided.peak / 1e9:.1f} GB")

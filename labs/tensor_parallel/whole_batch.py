@@ -58,11 +58,11 @@ ADAMW = (torch.optim.AdamW, {"lr": 1e-2, "weight_decay": 0.1, "eps": 1e-3})
 SGD = (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})
 
 HINTS = Hints(
-    loss="Forward must compute what the whole model computes, on every rank.",
+    loss="Forward must compute what the full model computes, on every rank.",
     unexplained="Is every gradient that a rank has only a part of summed over the ranks, once?")
 
 MEMORY_HINTS = {
-    "parameters": "Does a shard have memory of its own? A view of the whole weight keeps all of "
+    "parameters": "Does a shard have memory of its own? A view of the full weight keeps all of "
                   "it: clone the part.",
     "gradients": "Gradients are as large as the parameters: is anything not sharded that should "
                  "be?",

@@ -82,7 +82,7 @@ def synchronize() -> None:
 
 def synchronize_stream() -> None:
     """Waits until the kernels on this thread's stream have ended; those on others, such as NCCL's,
-    go on."""
+    continue."""
     torch.cuda.current_stream().synchronize()
 
 

@@ -160,8 +160,8 @@ def synchronize() -> None:
 
 
 def finish_computing() -> None:
-    """On a rank: as `synchronize`, but collectives of NCCL that nobody has waited for go on: they
-    have a stream of their own."""
+    """On a rank: as `synchronize`, but collectives of NCCL that nobody has waited for continue:
+    they have a stream of their own."""
     if device().type == "cuda":
         cuda.synchronize_stream()
 

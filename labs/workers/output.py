@@ -265,7 +265,7 @@ class ProgressBars:
         self._warned.add(name)
         when = f" at step {step}" if step is not None else ""
         why = ": a learning rate that is too high is the usual cause" if name == "loss" else ""
-        warnings.warn(f"{name} is {value}{when} on rank 0, and the run goes on{why}",
+        warnings.warn(f"{name} is {value}{when} on rank 0, and the run continues{why}",
                       stacklevel=source_lines.steps_to_caller())
 
     def _show(self, step, total, metrics):

@@ -41,7 +41,7 @@ def context() -> multiprocessing.context.BaseContext:
 
 
 def warm_up() -> None:
-    """Starts the fork server and returns at once; its imports go on in the background."""
+    """Starts the fork server and returns at once; its imports continue in the background."""
     if start_method() != "forkserver":
         return
     # A preloaded module that touched the CUDA driver would leave its context to all forks, which

@@ -54,7 +54,7 @@ class StallWatch:
         self._seconds = seconds
 
     def restart(self) -> None:
-        """Begins the wait again: somebody has let the program go on."""
+        """Begins the wait again: somebody has let the program continue."""
         self._computed_at = time.monotonic()
 
 

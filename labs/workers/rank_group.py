@@ -75,8 +75,8 @@ class RankGroup:
     # listening
 
     def _listen(self, timeout: float):
-        """Takes in whatever the ranks send within `timeout` seconds, and goes on sending what they
-        have not read yet."""
+        """Takes in whatever the ranks send within `timeout` seconds, and continues sending what
+        they have not read yet."""
         with selectors.PollSelector() as selector:
             for handle in self.handles:
                 self._register(selector, handle)

@@ -3,7 +3,7 @@
 gloo moves bytes with the cores that the model computes on, so on a CPU a hidden collective slows
 down what hides it. A GPU's link works without the GPU. Here every rank gets one link that does: its
 collectives pass one after the other, each stays in flight for its time while the cores are free,
-and a caller who asked for async_op=True goes on meanwhile.
+and a caller who asked for async_op=True continues meanwhile.
 
 Every collective passes it that reaches an operator of torch (`labs.workers.collective_kernels`).
 Sends, receives and what is called on a backend itself pass beside it. On GPUs nothing is slowed
@@ -49,12 +49,12 @@ class Link:
                 "slow on purpose")
 
     def seconds(self, kind: str, nbytes: int, ranks: int) -> float:
-        """Returns how long a collective of `nbytes` (whole tensor) among `ranks` is in flight."""
+        """Returns how long a collective of `nbytes` (full tensor) among `ranks` is in flight."""
         return self.latency + link_bytes(kind, nbytes, ranks) / self.bytes_per_second
 
 
 def link_bytes(kind: str, nbytes: int, ranks: int) -> float:
-    """Returns the bytes that a rank sends in a ring collective on a whole tensor of `nbytes`: an
+    """Returns the bytes that a rank sends in a ring collective on a full tensor of `nbytes`: an
     all-reduce is a reduce-scatter and an all-gather, and each of these sends all parts but one."""
     share = (ranks - 1) / ranks
     return nbytes * {"all_reduce": 2 * share, "broadcast": float(ranks > 1),

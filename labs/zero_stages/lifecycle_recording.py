@@ -113,7 +113,7 @@ def _timed_step(module, optimizer, batch, times):
 
 def _now() -> float:
     """Seconds, when the device has computed what it was given: a GPU would be behind otherwise, and
-    a wait for a gather would cost the CPU no time. Gathers go on meanwhile."""
+    a wait for a gather would cost the CPU no time. Gathers continue meanwhile."""
     devices.finish_computing()
     return time.perf_counter()
 

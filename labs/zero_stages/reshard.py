@@ -41,7 +41,7 @@ def check_reshard(reshard: Callable, strategy: Callable):
         for rank, padding in itertools.product(range(after), (0.0, math.nan)):
             _judge_shard(reshard, size, before, after, rank, padding)
     return (f"each new rank reads what it needs, once; saved on {RANKS[0]} ranks, loaded on "
-            f"{RANKS[1]}, then on {RANKS[2]}: training goes on as if never interrupted "
+            f"{RANKS[1]}, then on {RANKS[2]}: training continues as if never interrupted "
             f"({to_within(_resume(reshard, strategy))})")
 
 

@@ -29,7 +29,7 @@ class ShardedModule(nn.Module):
     units: a FlatParameter for each layer, and one for the root, whose forward is that of the whole
     model. Frozen parameters are in none of them: every rank keeps them. A weight that two layers
     share, or a layer and the root, is in the root. A layer that no rank used gets a gradient of
-    zeros, so its weight decay goes on.
+    zeros, so its weight decay continues.
     """
 
     def __init__(self, model: nn.Module):

@@ -49,7 +49,7 @@ def test_an_excess_is_said_with_its_limit(phase, category, sentence, hint):
     most = {"gradients": 99, "rest": 29}[category]
     with pytest.raises(RankFailed) as failed:
         judged({phase: {category: most}}, gradients=100, buffers=20, other=10)
-    assert str(failed.value.cause) == f"rank {failed.value.rank} holds {sentence}"
+    assert str(failed.value.cause) == f"rank {failed.value.rank} has allocated {sentence}"
     assert failed.value.cause.hint == hint
 
 

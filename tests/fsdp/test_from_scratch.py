@@ -90,7 +90,7 @@ CHANGES = {
     "fetched when the first gradient is there": (
         "    start(order[max(order.index(unit) - 1, 0)])\n",
         "    earlier = order[max(order.index(unit) - 1, 0)]\n"
-        "    unit.whole[0].register_hook(lambda _: start(earlier))\n",
+        "    unit.unsharded[0].register_hook(lambda _: start(earlier))\n",
         "not_prefetched"),
     "waited for at once": (
         "mine, async_op=True)", "mine, async_op=True)\n        unit.in_flight[1].wait()",
@@ -104,7 +104,7 @@ CHANGES = {
         "piece.clone() if shard.grad is None else shard.grad + piece", "piece.clone()",
         "not_accumulated"),
     "whole between the steps": ("    free(unit)\n    flat", "    flat",
-                                "wrong_traffic whole"),
+                                "wrong_traffic gathered"),
     "written where autograd looks": (
         "w.data.copy_(", "torch.no_grad()(w.copy_)(", "raised_RuntimeError through"),
 }

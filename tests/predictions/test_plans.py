@@ -116,14 +116,14 @@ def test_layers_that_the_stages_do_not_divide():
     ({"sharding": "ZeRO-9"}, "no sharding 'ZeRO-9': choose DDP"),
     ({"recompute": "half"}, "no recompute 'half'"),
     ({"schedule": "DualPipe"}, "no schedule 'DualP"),
-    ({"chunks": 3}, "8 layers of a stage cannot be divided by 3 chunks"),
-    ({"chunks": 2, "micro_batch": 3}, "16 micro-batches cannot be divided by 12 stages"),
+    ({"chunks": 3}, "8 layers of a pipeline rank cannot be divided by 3 chunks"),
+    ({"chunks": 2, "micro_batch": 3}, "16 micro-batches cannot be divided by 12 pipeline ranks"),
     ({"chunks": 2, "schedule": "ZB-H1"}, "ZB-H1 with 2 chunks: this schedule has one"),
-    ({"data": 384, "pipeline": 1, "chunks": 2}, "this plan has one stage")])
+    ({"data": 384, "pipeline": 1, "chunks": 2}, "this plan has one pipeline rank")])
 def test_why_a_plan_cannot_be_run(changes, says):
     plan = replace(Plan(32, 8, 12), **changes)
     assert says in impossible(LARGE, plan)
-    with pytest.raises(ValueError, match="cannot be divided|GPUs, the job|no |one stage|one chunk"):
+    with pytest.raises(ValueError, match="cannot be divided|GPUs, the job|no |one pipel|one stage"):
         step_seconds(LARGE, plan)
 
 

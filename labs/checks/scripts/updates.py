@@ -35,7 +35,7 @@ def judge(run: Run, when: str, numbers: dict[str, int], strategy: str = "ddp",
           falling: bool = True, before: Drawn | None = None) -> None:
     """Raises Wrong unless the ranks have trained as one process does on all they drew. numbers:
     "layers", "hidden" and "seed" of the model. falling: whether the learning rate falls to 0.
-    before: what a run drew with whose parameters and moments this one went on."""
+    before: what a run drew with whose parameters and moments this one continued."""
     make_model = partial(models.gpt2, numbers["layers"], numbers["hidden"], context=CONTEXT,
                          seed=numbers["seed"])
     before = before or []

@@ -27,8 +27,9 @@ class Links:
 
 
 def held_bytes(strategy: str, parameters: float, topology: Topology) -> float:
-    """Bytes of model states on a GPU: whole under DDP, divided by the ranks of a host under HSDP,
-    and by all ranks under FSDP (ZeRO-3). Source: Rajbhandari et al., "ZeRO", SC 2020, section 3."""
+    """Bytes of model states on a GPU: replicated under DDP, sharded over the ranks of a host under
+    HSDP, and over all ranks under FSDP (ZeRO-3). Source: Rajbhandari et al., "ZeRO", SC 2020,
+    section 3."""
     shards = {"DDP": 1, "HSDP": topology.ranks, "FSDP": topology.world_size}[strategy]
     return model_states(parameters, RECIPE, ranks=shards, stage=3).total
 

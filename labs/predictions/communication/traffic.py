@@ -1,6 +1,6 @@
 """Bytes that a collective must move over the links, per rank.
 
-size is always the whole tensor in bytes: what every rank holds after an all-gather or before a
+size is always the full tensor in bytes: what every rank holds after an all-gather or before a
 reduce-scatter. The counts are those of ring algorithms, and for all-reduce no algorithm sends
 less. Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
 workstations", JPDC 69(2), 2009; and NCCL tests, doc/PERFORMANCE.md, whose factor from

@@ -1,7 +1,7 @@
 """Interruptible machines: billed hours of a job that the seller may stop, by an event simulation.
 
 Interruptions are independent of each other (a Poisson process). Each loses what was trained since
-the last checkpoint, and the restart is billed before training goes on; saving takes no time.
+the last checkpoint, and the restart is billed before training continues; saving takes no time.
 """
 
 import math

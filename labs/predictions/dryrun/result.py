@@ -25,7 +25,7 @@ class DryRun:
 
     at: "build", "forward", "backward", "step" -> Memory held when that phase ends; "peak" ->
     Memory at the highest moment of a step (the second: the first makes the optimizer's state).
-    peaks: phase -> Memory at its highest moment; "build" holds the whole model where every rank
+    peaks: phase -> Memory at its highest moment; "build" holds the full model where every rank
     builds it before sharding. collectives: per step. layers: of the model; traced: how many layers
     were traced, fewer where the short cut was taken; note: why it was taken or not.
     untried: operator -> bytes of its largest call's tensors, for operators that may take scratch

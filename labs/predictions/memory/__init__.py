@@ -1,1 +1,1 @@
-"""What one rank holds through a training step, by formula and from a recorded step, in bytes."""
+"""The memory of one rank through a training step, by formula and from a recorded step, in bytes."""

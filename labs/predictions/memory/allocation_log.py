@@ -1,4 +1,4 @@
-"""What one rank holds through a training step, by category, and the most that it held at once."""
+"""What one rank has allocated through a training step, by category, and the peak."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from labs.training.memory_categories import Memory
 class Change:
     """What a segment of a step does to a rank's memory, in bytes by category.
 
-    net: held at the end of the segment minus held at its begin. highest: held at its peak minus
-    held at its begin.
+    net: allocated at the end of the segment minus at its begin. highest: allocated at its peak
+    minus at its begin.
     """
 
     net: dict[str, float]
@@ -24,7 +24,7 @@ def change_of(activations: np.ndarray, gradients: np.ndarray, scratch: np.ndarra
               keep_gradients: bool = True) -> Change:
     """The change that a series of events makes, each given by the bytes that it allocates or,
     negative, frees. scratch: bytes that an event allocates and frees at once. keep_gradients:
-    whether gradients are kept, or freed at once too."""
+    whether gradients stay allocated, or are freed at once too."""
     if not len(activations):
         return Change({}, {})
     held = {"activations": np.cumsum(activations) + scratch,
@@ -37,7 +37,7 @@ def change_of(activations: np.ndarray, gradients: np.ndarray, scratch: np.ndarra
 
 
 class AllocationLog:
-    """What is held now, by category, and the most that was ever held at once. All in bytes."""
+    """What is allocated now, by category, and the peak of the total. All in bytes."""
 
     def __init__(self):
         self._now = Counter()
@@ -51,17 +51,17 @@ class AllocationLog:
         self.add(**{category: size})
 
     def free(self, *names) -> None:
-        """Frees those of these tensors that are held."""
+        """Frees those of these tensors that are allocated."""
         for name in names:
             size, category = self._named.pop(name, (0, "other"))
             self.add(**{category: -size})
 
     def holds(self, name) -> bool:
-        """Whether a tensor of this name is held."""
+        """Whether a tensor of this name is allocated."""
         return name in self._named
 
     def held(self, category: str) -> float:
-        """Bytes of a category that are held now."""
+        """Bytes of a category that are allocated now."""
         return self._now[category]
 
     def add(self, **sizes: float) -> None:
@@ -78,14 +78,14 @@ class AllocationLog:
         self.add(**{category: -size})
 
     def apply(self, change: Change) -> None:
-        """Adds what a whole segment allocates and frees, with its peak."""
+        """Adds what a segment allocates and frees, with its peak."""
         highest = self._total + sum(change.highest.values())
         if highest > self._most:
             self._most, self._at_most = highest, _sum(self._now, change.highest)
         self.add(**change.net)
 
     def snapshot(self) -> Memory:
-        """What is held now."""
+        """What is allocated now."""
         return _memory(self._now)
 
     def start_peak(self) -> None:
@@ -94,7 +94,7 @@ class AllocationLog:
 
     @property
     def peak(self) -> Memory:
-        """What was held when it was most."""
+        """What was allocated at the peak."""
         return _memory(self._at_most)
 
 

@@ -1,4 +1,4 @@
-"""What one rank holds through a training step, from a configuration alone. All results in bytes.
+"""The memory of one rank through a training step, from a configuration alone. All results in bytes.
 
 The recorded step of the model's family (recording.py) is scaled to this model and batch and applied
 to a log, where the parallel strategy adds what it allocates and frees: `predict`.
@@ -18,7 +18,7 @@ ADAMW = ("foreach", "single", "fused")
 NOT_COUNTED = ("what the caching allocator reserves beyond its tensors, torch.compile's changes "
                "and float8's copies")
 # tests/predictions/test_on_a_real_gpu.py
-HELD_TO = "17 jobs on an H200 held at most 0.9 % more than predicted"
+HELD_TO = "17 jobs on an H200 allocated at most 0.9 % more than predicted"
 INPUTS = 8 + 8  # bytes of a token's number and of its label, int64
 
 
@@ -40,8 +40,8 @@ def predict(config, *, batch: int, sequence: int, ranks: int = 1, rank: int = 0,
     "fused" none; None: torch's default for the device. loss: "fp32", as transformers computes it,
     "bf16", or "fused" (with the head, in pieces, so that no logits are kept). accumulation: "none";
     or the last of several micro-batches, each reduced ("sync") or only the last ("no sync", which
-    keeps whole gradients). device "cuda" was held to 17 jobs on an H200: at most 0.9 % too low with
-    cuBLAS's workspaces. NOT_COUNTED says what is left out.
+    keeps full gradients). device "cuda" was compared with 17 jobs on an H200: at most 0.9 % too low
+    with cuBLAS's workspaces. NOT_COUNTED says what is left out.
 
     Raises ValueError in one sentence where there is no such job, or the model cannot be recorded.
     """

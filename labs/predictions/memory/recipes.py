@@ -71,10 +71,10 @@ def recipe_of(recipe: str | Recipe) -> Recipe:
 
 def model_states(parameters: float, recipe: str | Recipe = "fp32", *, ranks: int = 1,
                  stage: int = 0) -> Memory:
-    """Bytes of parameters, gradients and optimizer state that one rank keeps under ZeRO `stage`.
+    """Bytes of parameters, gradients and optimizer state that one rank stores under ZeRO `stage`.
 
-    Stage 1 divides the optimizer state by `ranks`, 2 the gradients too, 3 the parameters too; 0 is
-    plain data parallelism. Divided evenly, as in the paper: `memory_shards` counts with padding.
+    Stage 1 shards the optimizer state over `ranks`, 2 the gradients too, 3 the parameters too; 0 is
+    plain data parallelism. Sharded evenly, as in the paper: `memory_shards` counts with padding.
     """
     if stage not in STAGES:
         raise ValueError(f"stage={stage}: ZeRO has stages 1, 2 and 3; 0 is none")

@@ -48,13 +48,13 @@ class Plain:
 
     def accumulated(self):
         """Allocates the gradients of earlier micro-batches; then autograd adds each new one to them
-        at once. Under DDP they are whole, whether they were reduced or not."""
+        at once. Under DDP they are unsharded, whether they were reduced or not."""
         if self.accumulation != "none" and self.keep_gradients:
             self.log.add(gradients=self.elements * self.gradient_bytes)
             self.keep_gradients = False
 
     def before_forward(self, unit):
-        """A unit is about to run: a block's index, or "root", the whole model."""
+        """A unit is about to run: a block's index, or "root", the full model."""
 
     def after_forward(self, unit):
         """A unit has run."""
@@ -80,7 +80,7 @@ class DDP(Plain):
 
 
 class ZeRO1(DDP):
-    """DDP with the optimizer state divided among the ranks."""
+    """DDP with the optimizer state sharded over the ranks."""
 
     @property
     def owned(self) -> list[int]:
@@ -88,7 +88,7 @@ class ZeRO1(DDP):
 
 
 class ZeRO2(ZeRO1):
-    """Gradients too are divided: those that are there when a unit's backward ends are reduced in a
+    """Gradients too are sharded: those that are there when a unit's backward ends are reduced in a
     bucket, then freed."""
 
     def build(self):
@@ -109,13 +109,13 @@ class ZeRO2(ZeRO1):
 
 
 class FSDP(Plain):
-    """FSDP2: everything divided; a unit's parameters are gathered for its forward and backward.
+    """FSDP2: everything sharded; a unit's parameters are gathered for its forward and backward.
 
     Gathering needs the parameters twice, temporarily: as all-gather's output, rank by rank, and
     copied out, parameter by parameter. In forward the first stays until the next unit's copy is
     done; in backward the previous unit is prefetched. ZeRO-3 is the same. Over gloo each
-    collective holds one more copy while it runs: all-gather of all outputs, reduce-scatter of its
-    input (ProcessGroupGloo.cpp).
+    collective allocates one more copy while it runs: all-gather of all outputs, reduce-scatter of
+    its input (ProcessGroupGloo.cpp).
     """
 
     reshard = True
@@ -141,7 +141,7 @@ class FSDP(Plain):
                      + self.step.buffers)
 
     def accumulated(self):
-        """Gradients of earlier micro-batches: shards where they were reduced, else whole ones."""
+        """Gradients of earlier micro-batches: shards where they were reduced, else full ones."""
         if self.accumulation == "sync":
             self.log.add(gradients=sum(self.padded.values()) * self.recipe.gradients)
         elif self.accumulation == "no sync":

@@ -67,10 +67,10 @@ class Plan:
 
     data: replicas that get different sequences. sharding: one of SHARDING; shards are cut over data
     and context ranks together, under HSDP over those of a node. micro_batch: sequences that a
-    replica computes at a time. recompute: one of RECOMPUTE. chunks: of layers on each stage,
-    interleaved where there is more than one. schedule: one of SCHEDULES. Tensor parallelism
-    includes sequence parallelism; context parallelism gathers keys and values before attention
-    (Grattafiori et al., 2024, section 3.3.2).
+    replica computes at a time. recompute: one of RECOMPUTE. chunks: stages of a
+    pipeline rank, interleaved where there are more than one. schedule: one of SCHEDULES. Tensor
+    parallelism includes sequence parallelism; context parallelism gathers keys and values before
+    attention (Grattafiori et al., 2024, section 3.3.2).
     """
 
     data: int = 1
@@ -100,9 +100,9 @@ class Plan:
         return ranks if self.sharding == "FSDP" else 1
 
     def reduce_rounds(self, job: Job) -> int:
-        """How often a step reduces its sharded gradients in a pipeline: once, but where stages
-        interleave chunks once for each group of micro-batches that a chunk computes in a row, so
-        that only one chunk's gradients are unsharded."""
+        """How often a step reduces its sharded gradients in a pipeline: once, but where ranks
+        interleave stages once for each group of micro-batches that a stage computes in a row, so
+        that only one stage's gradients are unsharded."""
         return self.micro_batches(job) // self.pipeline if self.chunks > 1 else 1
 
     def layers(self, job: Job, stage: int) -> int:
@@ -157,18 +157,18 @@ def impossible(job: Job, plan: Plan) -> str:
 def _illegal_schedule(job, plan) -> str:
     """Why the plan's schedule cannot be run, or has no closed form here; empty if it can."""
     if plan.pipeline == 1 and (plan.chunks > 1 or plan.schedule != "1F1B"):
-        return "chunks and schedules belong to a pipeline, and this plan has one stage"
+        return "chunks and schedules belong to a pipeline, and this plan has one pipeline rank"
     if plan.chunks == 1:
         return ""
     if plan.schedule != "1F1B":
-        return f"{plan.schedule} with {plan.chunks} chunks: this schedule has one chunk a stage"
+        return f"{plan.schedule} with {plan.chunks} chunks: this schedule has one stage on a rank"
     places = max(plan.layers(job, stage) for stage in range(plan.pipeline))
     if places % plan.chunks:
-        return f"{places} layers of a stage cannot be divided by {plan.chunks} chunks"
+        return f"{places} layers of a pipeline rank cannot be divided by {plan.chunks} chunks"
     # Narayanan et al., SC 2021, section 2.2: a chunk's micro-batches come in groups of p
     if plan.micro_batches(job) % plan.pipeline:
         return (f"{plan.micro_batches(job)} micro-batches cannot be divided by {plan.pipeline} "
-                "stages, as an interleaved schedule needs")
+                "pipeline ranks, as an interleaved schedule needs")
     return ""
 
 

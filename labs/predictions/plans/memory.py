@@ -23,7 +23,7 @@ PARTS = ("parameters", "gradients", "optimizer state", "gathered parameters",
 
 def stage_parameters(job: Job, plan: Plan, stage: int) -> float:
     """Parameters that one tensor-parallel rank of a pipeline stage has: its layers, the embedding
-    on the first stage, the final norm and the head on the last. Norms are whole on each rank."""
+    on the first stage, the final norm and the head on the last. Norms are replicated."""
     norms = norm_parameters(job)
     layer = (job.layer_parameters - norms) / plan.tensor + norms
     # A tied matrix is there once on a single stage; in a pipeline the last stage has a copy.
@@ -34,18 +34,19 @@ def stage_parameters(job: Job, plan: Plan, stage: int) -> float:
 
 
 def in_flight(plan: Plan, job: Job, stage: int) -> float:
-    """Micro-batches whose activations a stage keeps at its peak. Under 1F1B those that it has sent
+    """Micro-batches whose activations a stage stores at its peak. Under 1F1B those that it has sent
     on and whose gradients have not come back, p − stage of them, or all if there are fewer. Of
-    interleaved chunks it counts each as 1/v; under ZB-H1 every stage keeps as many as the first."""
+    interleaved chunks it counts each as 1/v; under ZB-H1 every stage stores as many as the
+    first."""
     kind = KINDS["1F1B-I" if plan.chunks > 1 else plan.schedule]
     return kind.peak(plan.pipeline, plan.micro_batches(job), plan.chunks, stage) / plan.chunks
 
 
 def layer_activations(job: Job, plan: Plan) -> float:
     """Bytes that one layer saves for the backward of one micro-batch, on one rank. With fused
-    kernels each tensor is kept once: of a Llama's block in 16 bits the inputs and outputs of two
+    kernels each tensor is saved once: of a Llama's block in 16 bits the inputs and outputs of two
     norms, queries, keys, values and attention's output, and the gate, its partner and their
-    product, 2·(6h + 2·kv + 3·ffn) bytes a token. An unfused block keeps more: 28 copies of the
+    product, 2·(6h + 2·kv + 3·ffn) bytes a token. An unfused block saves more: 28 copies of the
     residual stream, 56·h bytes, were measured with transformers (stas00/ml-engineering,
     training/performance/README.md @744d01e)."""
     shape, tokens = job.shape, job.sequence // plan.context

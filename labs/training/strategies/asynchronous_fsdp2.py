@@ -7,7 +7,7 @@ from labs.workers.collectives import reduce_scatter_single
 
 
 def make_asynchronous(model, optimizer) -> None:
-    """Lets a rank go on computing while collectives of FSDP2 are in flight. NCCL runs them on a
+    """Lets a rank continue computing while collectives of FSDP2 are in flight. NCCL runs them on a
     stream of the GPU; gloo, on the CPU and where ranks share a GPU, has none, and FSDP2 would wait
     at each call."""
     model._set_unshard_async_op(True)  # private

@@ -26,7 +26,7 @@ def ddp(model, optimizer_class, cap_bytes: int | None = None, bucket_view: bool 
 
 def zero_redundancy(model, optimizer_class, cap_bytes: int | None = None,
                     bucket_view: bool = False, **kwargs) -> ModuleAndOptimizer:
-    """DDP with torch's ZeroRedundancyOptimizer: ZeRO-1 in which each rank updates whole parameters
+    """DDP with torch's ZeroRedundancyOptimizer: ZeRO-1 in which each rank updates entire parameters
     and broadcasts them. cap_bytes, bucket_view: as in `torch_ddp`."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 

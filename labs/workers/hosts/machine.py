@@ -101,7 +101,7 @@ def start_relay(delay: float, number: int) -> None:
 
 
 def connect(index: int, host: subprocess.Popen, shape: str, on_bridge: bool) -> None:
-    """Lays the cable from a host to the switch, and lets the host go on."""
+    """Lays the cable from a host to the switch, and lets the host continue."""
     wait_for(host, "started")
     port = f"port{index}"
     batch("ip", f"link add {port} mtu {MTU} type veth peer name eth0 mtu {MTU} netns {host.pid}",
