@@ -68,17 +68,22 @@ print(f"{len(elements)} gradients with {sum(elements):,} elements: {megabytes:.1
 # %% [markdown]
 # ### Exercise 2.1 · Combine the shards' gradients
 #
-# *Difficulty 1 of 5 · 5 minutes · target: the full batch's gradient, to 5 digits; inputs unchanged*
+# *Difficulty 1 of 5 · 8 minutes · target: the full batch's gradient, to 5 digits; inputs unchanged*
 #
-# `gradients` is a list of tensors of the same shape, one for each shard. Return one such tensor.
+# `gradients` is a list of tensors of the same shape, one for each shard. Return one such tensor. If no
+# example of a shard used this parameter, autograd leaves None in place of its gradient: then the gradient
+# is zero. The examples of this shard still belong to the batch.
 
 # %%
 # Exercise 2.1: the full batch's gradient from the gradients of its shards
 def combine(gradients, sizes):
     """gradients[i]: gradient of the mean loss of shard i, which has sizes[i] examples."""
     ### BEGIN SOLUTION
-    total = sum(sizes)
-    return sum(gradient * (size / total) for gradient, size in zip(gradients, sizes))
+    total, combined = sum(sizes), 0
+    for gradient, size in zip(gradients, sizes):
+        if gradient is not None:
+            combined = combined + gradient * (size / total)
+    return combined
     ### END SOLUTION
 
 

@@ -189,7 +189,7 @@ WRONG = [
     (Average.divided_twice, "mean_twice"),
     (Average.parameters_averaged, "differs_from_reference"),
     (Average.none_skipped, "collectives_differ takes", ALONE),
-    (Average.none_communicated, "collectives_differ sent", ALONE),
+    (Average.none_communicated, "collectives_differ sends", ALONE),
     (Average.reduced_to_rank_0, "wrong_gradient"),
     (Average.rank_0s_gradients, "gradient_of_one_rank"),
     (Average.first_parameter_only, "gradient_of_one_rank 'first.weight'"),
