@@ -5,7 +5,7 @@
 # |:--|:--|
 # | **Time** | 185 minutes in two sittings (70 + 115), 50 more for optional parts |
 # | **Needs** | any machine with 2 cores; no GPU |
-# | **Core** | 2.1 to 2.6 in this sitting |
+# | **Core** | 2.1, 2.2, 2.4 to 2.6 |
 #
 # Distributed data parallelism (DDP) replicates the model on every rank. Each gets a share of the
 # batch. Averaging gradients in every step lets N copies train as one. You build this with one call
@@ -68,17 +68,22 @@ print(f"{len(elements)} gradients with {sum(elements):,} elements: {megabytes:.1
 # %% [markdown]
 # ### Exercise 2.1 · Combine the shards' gradients
 #
-# *Difficulty 1 of 5 · 5 minutes · target: the full batch's gradient, to 5 digits; inputs unchanged*
+# *Difficulty 1 of 5 · 8 minutes · target: the full batch's gradient, to 5 digits; inputs unchanged*
 #
-# `gradients` is a list of tensors of the same shape, one for each shard. Return one such tensor.
+# `gradients` is a list of tensors of the same shape, one for each shard. Return one such tensor. If no
+# example of a shard used this parameter, autograd leaves None in place of its gradient: then the gradient
+# is zero. The examples of this shard still belong to the batch.
 
 # %%
 # Exercise 2.1: the full batch's gradient from the gradients of its shards
 def combine(gradients, sizes):
     """gradients[i]: gradient of the mean loss of shard i, which has sizes[i] examples."""
     ### BEGIN SOLUTION
-    total = sum(sizes)
-    return sum(gradient * (size / total) for gradient, size in zip(gradients, sizes))
+    total, combined = sum(sizes), 0
+    for gradient, size in zip(gradients, sizes):
+        if gradient is not None:
+            combined = combined + gradient * (size / total)
+    return combined
     ### END SOLUTION
 
 
@@ -106,12 +111,13 @@ lab.show_combine(combine)
 # | `tensor.detach()` | the same memory, not recorded by autograd | no |
 
 # %% [markdown]
-# ### Exercise 2.2 · Broadcast the state
+# ### Exercise 2.2 · Equal copies
 #
-# *Difficulty 1 of 5 · 5 minutes · target: every tensor of every rank equals rank 0's, bit for bit*
+# *Difficulty 2 of 5 · 15 minutes · target: every tensor of every rank equals rank 0's, bit for bit; then one
+# all-reduce for each trainable parameter*
 #
-# Write into the existing tensors, because an optimizer may hold references to them. In the check each
-# rank builds its model with a different seed.
+# First the start. Write into the existing tensors, because an optimizer may hold references to them. In
+# the check each rank builds its model with a different seed.
 
 # %%
 # Exercise 2.2: every rank gets rank 0's state
@@ -123,13 +129,8 @@ def broadcast_state(model):
     ### END SOLUTION
 
 
-# %%
-lab.check_broadcast_state(broadcast_state)
-
 # %% [markdown]
-# ## All-reducing the gradients
-#
-# After backward each rank has only the gradient of its own share: on 4 ranks, of a quarter of the
+# **All-reducing the gradients.** After backward each rank has only the gradient of its own share: on 4 ranks, of a quarter of the
 # batch. One all-reduce per parameter and a division give the mean over the batch. The checks compare
 # with the **reference**: the same model, trained by a single process on the full batch.
 #
@@ -139,15 +140,11 @@ lab.check_broadcast_state(broadcast_state)
 # | `dist.get_world_size()` | N | no |
 
 # %% [markdown]
-# ### Exercise 2.3 · Average the gradients
-#
-# *Difficulty 2 of 5 · 10 minutes · target: one all-reduce for each trainable parameter*
-#
 # If a rank did not use a parameter, its `parameter.grad` is None. But all ranks must call the same
 # collectives, so this rank contributes zeros. Skip frozen parameters.
 
 # %%
-# Exercise 2.3: after backward, every gradient becomes the mean over ranks
+# Exercise 2.2, second half: after backward, every gradient becomes the mean over ranks
 def average_gradients(model):
     """All-reduces each trainable parameter's gradient once."""
     ### BEGIN SOLUTION
@@ -161,7 +158,7 @@ def average_gradients(model):
 
 
 # %%
-lab.check_average_gradients(average_gradients)
+lab.check_average_gradients(broadcast_state, average_gradients)
 
 # %% [markdown]
 # Each strip shows the largest values of one gradient: red is negative, blue is positive. The small
@@ -630,7 +627,7 @@ lab.check_accumulate(accumulate, accumulating)
 # %% [markdown]
 # ### Exercise 2.10 · Compare with `DistributedDataParallel`
 #
-# *Difficulty 2 of 5 · 20 minutes · target: torch's DDP with your cap, the ratio for any step, and one
+# *Difficulty 2 of 5 · 20 minutes · target: torch's DDP with your cap, two shares of any step, and one
 # reason for each of two gains*
 #
 # torch's class takes the cap in MiB (2²⁰ bytes): `DistributedDataParallel(model, bucket_cap_mb=25)`.
@@ -645,22 +642,26 @@ def torch_ddp(model, cap_bytes=PRESET.cap_bytes):
 
 # %% [markdown]
 # The ratio of communication to computing says how much there is to hide. It counts all communication,
-# overlapped or exposed. The seconds of a step are those of its phases: forward, backward, optimizer,
-# and **exposed** communication, in which the rank only waits.
+# overlapped or **exposed**. The seconds of a step are those of its phases: forward, backward, optimizer,
+# and exposed communication, in which the rank only waits. The second share says how much a module does
+# hide.
 
 # %%
-# Exercise 2.10, continued: the ratio of communication to computing
-def communication_ratio(communication, phases):
+# Exercise 2.10, continued: how much communication there is, and which share is overlapped
+def communication_shares(communication, phases):
     """communication: seconds in which a collective is in flight in a step; phases: the step's
-    seconds, as in {"forward": 0.2, "backward": 0.4, "exposed": 0.1, "optimizer": 0.1}."""
+    seconds, as in {"forward": 0.2, "backward": 0.4, "exposed": 0.1, "optimizer": 0.1}.
+    Returns (communication / computing, the overlapped share of communication)."""
     ### BEGIN SOLUTION
-    computing = sum(phases.values()) - phases["exposed"]
-    return communication / computing
+    exposed = phases["exposed"]
+    computing = sum(phases.values()) - exposed
+    overlapped = communication - exposed
+    return communication / computing, overlapped / communication
     ### END SOLUTION
 
 
 # %%
-lab.check_measurement(torch_ddp, communication_ratio)
+lab.check_measurement(torch_ddp, communication_shares)
 
 # %% [markdown]
 # First guess: the throughput of your overlapped module, as a share of torch DDP's, for example 0.8.
@@ -723,12 +724,12 @@ lab.show_timelines(compared, "bucketed, after backward", "bucketed, overlapped")
 # the bars are your `finish`.
 
 # %%
-lab.show_phases(compared, communication_ratio)
+lab.show_phases(compared, communication_shares)
 
 # %% [markdown]
 # **Notice:** compare the hatched parts. One call per parameter pays a latency for each parameter. Buckets
-# pay few. Overlap hides a part of what is left. If your ratio is above 1, some communication is exposed
-# however well it overlaps.
+# pay few. Overlap hides a part of what is left: your second number. If the first one is above 1, some communication
+# is exposed however well it overlaps.
 #
 # Both pictures show the recorded step that is nearest to the median of the steps below. If it differs
 # from the median by more than a third, nothing is drawn, because it would contradict the throughput.

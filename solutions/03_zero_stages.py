@@ -691,14 +691,33 @@ labs.guess("3.8", "MB per rank after backward, ZeRO-2", my_guess)
 # %% [markdown]
 # ### Exercise 3.8 · What each strategy shards
 #
-# *Difficulty 2 of 5 · 15 minutes · target: for each bar, which of parameters, gradients and optimizer
-# state are sharded*
+# *Difficulty 2 of 5 · 15 minutes · target: 16 cases, on 2 to 8 ranks*
 #
-# Run the next two cells; the first takes about a minute. Write your answers on paper, then compare
-# them with the folded answer below the first chart.
+# Libraries do not always shard what a stage's name says. So judge them by their bytes: which stage is a
+# strategy if a rank stores `stored` after backward, and `replicated` under DDP? Padding can add a few
+# percent to any part.
 
 # %%
-# Exercise 3.8: there is no code to write
+# Exercise 3.8: name the stage by what a rank stores
+def stage_by_bytes(stored, replicated):
+    """Both: bytes of "parameters", "gradients" and "optimizer state". Returns 0 (DDP), 1, 2 or 3."""
+    ### BEGIN SOLUTION
+    stage = 0
+    for part in ("optimizer state", "gradients", "parameters"):
+        if stored[part] > 0.75 * replicated[part]:
+            break
+        stage += 1
+    return stage
+    ### END SOLUTION
+
+# %%
+lab.check_stage_by_bytes(stage_by_bytes)
+
+# %% [markdown]
+# The next cell trains with all strategies. It takes about a minute. Which stage do you expect for
+# `ZeroRedundancyOptimizer`, for FSDP2 and for DeepSpeed 1?
+
+# %%
 mine = {"ZeRO-1": zero1, "ZeRO-2": zero2, "ZeRO-3": zero3_prefetch}
 comparison = lab.compare_stages(mine, PRESET)
 comparison
@@ -706,8 +725,11 @@ comparison
 # %%
 lab.show_memory(comparison)
 
+# %%
+lab.show_stages_by_bytes(stage_by_bytes, comparison)
+
 # %% [markdown]
-# <details><summary>Answer</summary>
+# <details><summary>What each strategy shards</summary>
 #
 # - DDP: nothing is sharded. Its buckets are a second copy of the gradients.
 # - ZeRO-1 and `ZeroRedundancyOptimizer`: the optimizer state. The latter runs under DDP, so it has

@@ -1170,7 +1170,8 @@ def merge(out_a, lse_a, out_b, lse_b):
     ### BEGIN SOLUTION
     lse = torch.logaddexp(lse_a, lse_b)
     finite = lse.masked_fill(lse == -torch.inf, 0)
-    weight_a, weight_b = ((part - finite).exp()[..., None] for part in (lse_a, lse_b))
+    weight_a = (lse_a - finite).exp()[..., None]
+    weight_b = (lse_b - finite).exp()[..., None]
     return weight_a * out_a + weight_b * out_b, lse
     ### END SOLUTION
 
@@ -1448,13 +1449,33 @@ labs.guess("7.12", "contiguous pieces on 4 ranks, as a multiple of equal work", 
 # %% [markdown]
 # ### Exercise 7.12 · Equal work in every round
 #
-# *Difficulty 3 of 5 · 12 minutes · target: in each round, the same number of pairs on all ranks*
+# *Difficulty 3 of 5 · 20 minutes · target: in each round, the same number of pairs on all ranks*
 #
-# The sequence is split into equal chunks, numbered from its beginning. `chunks` is a multiple of
-# 2 · `ranks`. Each rank gets the same number of chunks.
+# First the measure. In round k, rank r has the keys of rank (r - k) % N. A pair is a query and a key that
+# it sees: the key's position is not larger. The ranks of a round compute at the same time. Return the
+# number of pairs that are computed one after the other.
 
 # %%
-# Exercise 7.12: assign the sequence's chunks to ranks
+# Exercise 7.12: what the ring waits for
+def critical_path(places):
+    """places[rank]: the positions of that rank's tokens, a list."""
+    ### BEGIN SOLUTION
+    ranks, total = len(places), 0
+    for passed in range(ranks):
+        slowest = 0
+        for rank, queries in enumerate(places):
+            keys = places[(rank - passed) % ranks]
+            slowest = max(slowest, sum(key <= query for query in queries for key in keys))
+        total += slowest
+    return total
+    ### END SOLUTION
+
+# %% [markdown]
+# Now shorten it. The sequence is split into equal chunks, numbered from its beginning. `chunks` is a
+# multiple of 2 · `ranks`. Each rank gets the same number of chunks.
+
+# %%
+# Exercise 7.12, continued: assign the sequence's chunks to ranks
 def assign(chunks, ranks):
     """Returns, for each rank, the list of its chunks' numbers."""
     ### BEGIN SOLUTION
@@ -1464,7 +1485,7 @@ def assign(chunks, ranks):
 
 
 # %%
-lab.check_assign(assign)
+lab.check_assign(assign, critical_path)
 
 # %% [markdown]
 # <details><summary>Hint</summary>
@@ -1489,10 +1510,10 @@ lab.show_rounds(assign, ring_attention)
 # seconds do not show the difference.
 
 # %%
-lab.show_assignments(assign)
+lab.show_assignments(assign, critical_path)
 
 # %% [markdown]
-# Contiguous pieces approach twice the time. Round robin with two chunks for each rank approaches 1.5
+# Your `critical_path` has computed this table. Contiguous pieces approach twice the time. Round robin with two chunks for each rank approaches 1.5
 # times. Round robin token by token, called "striped attention", is nearly balanced. Pairing head and tail,
 # called zigzag, is exactly balanced. torch and *[Llama 3](https://arxiv.org/abs/2407.21783)* use it. They
 # need it although they gather: then a rank's work is its sum over all rounds.

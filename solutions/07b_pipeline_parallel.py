@@ -100,7 +100,7 @@ labs.guess("7.14", "% of the step that a rank is idle, GPipe, p = 4, m = 8", my_
 # %% [markdown]
 # ### Exercise 7.14 · GPipe
 #
-# *Difficulty 1 of 5 · 8 minutes · target: 3(m + p − 1) slots*
+# *Difficulty 2 of 5 · 12 minutes · target: 3(m + p − 1) slots, and the peak of any list of actions*
 #
 # `gpipe(ranks, micro_batches)` returns the schedule: a list with one list of actions for each rank. It
 # must work for any numbers, also for fewer micro-batches than ranks. Micro-batches count from 0.
@@ -114,8 +114,24 @@ def gpipe(ranks, micro_batches):
     return [forwards + backwards for _ in range(ranks)]
     ### END SOLUTION
 
+# %% [markdown]
+# What a forward saves stays in memory until the backward of the same micro-batch: until then the
+# micro-batch is **in flight**. `peak_in_flight` gets the actions of one rank, in their order. How many
+# micro-batches are in flight at the same time, at most? `action.kind` is "F" or "B".
+
 # %%
-lab.check_gpipe(gpipe)
+# Exercise 7.14, continued: the peak of one rank
+def peak_in_flight(actions):
+    ### BEGIN SOLUTION
+    in_flight = peak = 0
+    for action in actions:
+        in_flight += 1 if action.kind == "F" else -1
+        peak = max(peak, in_flight)
+    return peak
+    ### END SOLUTION
+
+# %%
+lab.check_gpipe(gpipe, peak_in_flight)
 
 # %%
 lab.show_schedules(gpipe, ranks=4, micro_batches=8)
@@ -130,14 +146,13 @@ lab.show_schedules(gpipe, ranks=4, micro_batches=8)
 # %% [markdown]
 # ## 1F1B
 #
-# What a forward saves stays in memory until the backward of the same micro-batch: until then the
-# micro-batch is **in flight**. GPipe has all m micro-batches in flight. The cell computes the bytes for
-# a stage of GPT-3 whose layers are also sharded by tensor and sequence parallelism over 8 GPUs of 80 GB.
+# GPipe has all m micro-batches in flight. What does that cost for GPT-3 with 8 stages, whose layers are
+# also sharded by tensor and sequence parallelism over 8 GPUs of 80 GB? The table multiplies the peak that
+# your function finds by the bytes of one micro-batch.
 
 # %%
 activations = layers // 8 * 34 * s * h / 8  # 34·s·b·h bytes a layer (notebook 01), sharded by 8
-for m in (8, 64):
-    print(f"GPipe, {m:2} micro-batches: {m * activations / 1e9:5.1f} GB of activations on a GPU")
+lab.show_activations(peak_in_flight, gpipe, ranks=8, activation_gb=activations / 1e9)
 
 # %% [markdown]
 # The 64 micro-batches that make the bubble small do not fit. But the last rank could run the backward of
@@ -201,7 +216,10 @@ lab.show_schedules(gpipe, one_f_one_b, ranks=4, micro_batches=8, activation_gb=a
 # flight, independent of m.
 #
 # Under GPipe every rank has m in flight. So with 1F1B you can increase m until the bubble is small
-# enough.
+# enough:
+
+# %%
+lab.show_activations(peak_in_flight, gpipe, one_f_one_b, ranks=8, activation_gb=activations / 1e9)
 
 # %% [markdown]
 # ## Interleaved 1F1B
@@ -1061,15 +1079,21 @@ labs.guess("7.25", "GPUs of a replica of 405B parameters", my_guess)
 # %% [markdown]
 # ### Exercise 7.25 · The fastest plan that fits
 #
-# *Difficulty 2 of 5 · 8 minutes · target: plans that fit for ten jobs, none more than 5 % slower than the fastest*
+# *Difficulty 2 of 5 · 12 minutes · target: plans that fit for ten jobs, none more than 5 % slower than the fastest*
 #
-# `choose_plan(job)` returns the plan with the shortest step among those that fit, or None if none fits.
+# `choose_plan(job)` returns the plan with the shortest step among those that fit, or None if none fits. What
+# is each dimension worth? With settings, as in `choose_plan(job, tensor=1, sharding="FSDP")`, only plans
+# count whose attributes have these values.
 
 # %%
 # Exercise 7.25: the final rule
-def choose_plan(job):
+def choose_plan(job, **settings):
     ### BEGIN SOLUTION
-    fitting = [plan for plan in lab.plans(job) if lab.fits(job, plan)]
+    fitting = []
+    for plan in lab.plans(job):
+        asked_for = all(getattr(plan, name) == value for name, value in settings.items())
+        if asked_for and lab.fits(job, plan):
+            fitting.append(plan)
     return min(fitting, key=lambda plan: lab.step_seconds(job, plan), default=None)
     ### END SOLUTION
 
@@ -1080,7 +1104,8 @@ lab.check_choose_plan(choose_plan)
 lab.show_plans(choose_plan)
 
 # %% [markdown]
-# **Notice:** in each row, a dimension is worth having where it makes the number smaller.
+# **Notice:** each number is a call of your function, with other settings. In each row, a dimension is
+# worth having where it makes the number smaller.
 #
 # A small model on one node needs DDP only. No GPU has the memory for 70B, so plain DDP has no number.
 # 175B on 3,072 GPUs cannot be data parallel only, because its batch has 1,536 sequences. The last column

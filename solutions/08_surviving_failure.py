@@ -947,7 +947,8 @@ labs.guess("8.9", "percent kept by 16,384 GPUs whose 405B checkpoint goes to 2 T
 # Exercise 8.9: the interval between two saves, and the goodput
 def save_plan(gpus, gpu_hours, checkpoint_bytes, bandwidth, restart):
     ### BEGIN SOLUTION
-    mtbf, save = 3600 * gpu_hours / gpus, checkpoint_bytes / bandwidth
+    mtbf = 3600 * gpu_hours / gpus  # seconds
+    save = checkpoint_bytes / bandwidth
     interval = lab.daly(mtbf, save)
     wall = lab.expected_wall(1, interval, save, restart, mtbf)
     return {"interval": interval, "goodput": 1 / wall}

@@ -22,8 +22,8 @@ SCREENSHOTS = ROOT / "experiments" / "browser"
 TYPED = [
     ("00_start_here", "# Exercise 0.1: the mean over ranks", "lab.check_mean_over_ranks(",
      "lab.before_and_after_mean("),
-    ("02_manual_ddp", "# Exercise 2.3: after backward", "lab.check_average_gradients(",
-     "lab.show_gradients("),
+    ("02_manual_ddp", "# Exercise 2.1: the full batch's gradient", "lab.check_combine(",
+     "lab.show_combine("),
     ("03_zero_stages", "# Exercise 3.1: cut a flat tensor", "lab.check_cut(", "lab.show_owners("),
 ]
 ENDLESS = """import time

@@ -15,7 +15,7 @@ from _build import build, exercises
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = sorted(path.stem for path in (ROOT / "solutions").glob("[0-9]*.py"))
-NOTHING_TO_WRITE, BY_HAND = {"3.8"}, set()
+NOTHING_TO_WRITE, BY_HAND = set(), set()
 GRADED = "00_start_here"
 SOURCE = """\
 # %% [markdown]

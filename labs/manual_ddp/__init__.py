@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from labs.checks.scripts.files import write_script
     from labs.manual_ddp.accumulate import check_accumulate
     from labs.manual_ddp.average_gradients import check_average_gradients, show_gradients
-    from labs.manual_ddp.broadcast_state import check_broadcast_state
     from labs.manual_ddp.bucket import check_bucket
     from labs.manual_ddp.combine import check_combine, show_combine
     from labs.manual_ddp.ddp import check_ddp

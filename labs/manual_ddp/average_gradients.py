@@ -1,4 +1,5 @@
-"""Exercise 2.3: gradients averaged by a function, after backward."""
+"""Exercise 2.2: the copies start equal, and gradients averaged by a function, after backward, keep
+them equal."""
 
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ from labs.checks.waits import WaitTraffic
 from labs.faults.delayed_rank import delay_rank
 from labs.manual_ddp import variants
 from labs.manual_ddp.api_hints import API_HINTS
+from labs.manual_ddp.broadcast_state import judge_broadcast
 from labs.manual_ddp.edge_cases import (
     ALL_BUT_RANK_0,
     EVERY_RANK,
@@ -40,16 +42,20 @@ _CASES = ((EdgeCaseModel, EVERY_RANK), (NestedModel, ALL_BUT_RANK_0), (EdgeCaseM
           (EdgeCaseModel, NO_RANK))
 
 
-@check("2.3", hints=API_HINTS | {"collectives_differ":
-                                 "A rank that did not use a parameter takes part with zeros."})
-def check_average_gradients(average_gradients):
-    """average_gradients(model), after backward, turns every gradient into the mean over ranks."""
+@check("2.2", hints=API_HINTS | {"collectives_differ":
+                                 "All ranks call the same collectives; a rank that did not use a "
+                                 "parameter takes part with zeros."})
+def check_average_gradients(broadcast_state: Callable, average_gradients: Callable):
+    """broadcast_state(model) writes rank 0's state into every rank's model;
+    average_gradients(model), after backward, turns every gradient into the mean over ranks."""
     def work():
+        # The start first: gradients of copies that differ have no common reference.
+        judge_broadcast(broadcast_state)
         [batch] = data.xy_batches(1, BATCH)
         return max(_one_backward(average_gradients, make, Step(batch, use_all))
                    for make, use_all in _CASES)
 
-    return (f"gradients equal the full batch's on 2, 3 and 4 ranks "
+    return (f"on 2, 3 and 4 ranks the state is rank 0's, and gradients equal the full batch's "
             f"({to_within(max(on_ranks(work, world_sizes=WORLD_SIZES)))})")
 
 
@@ -75,7 +81,7 @@ def _judge_average(model, reference, traffic) -> float:
     return judge_gradients(model, *mean_and_alone(reference), traffic=traffic)
 
 
-@shows("2.3")
+@shows("2.2")
 def show_gradients(average_gradients: Callable, ranks: int = 2) -> Picture:
     """Draws the gradients of every rank before and after the student's function averaged them."""
     return agreement.gradients_by_rank(launch(variants.record_averaging, average_gradients,

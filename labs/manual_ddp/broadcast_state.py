@@ -1,4 +1,4 @@
-"""Exercise 2.2: every rank holds rank 0's parameters and buffers."""
+"""Exercise 2.2, first half: every rank has rank 0's parameters and buffers."""
 
 from collections.abc import Callable
 
@@ -6,34 +6,28 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labs.checks.on_ranks import close, on_ranks, raise_on_all_ranks, torchs_own_refused
-from labs.checks.verdicts import Wrong, check
+from labs.checks.on_ranks import close, raise_on_all_ranks, torchs_own_refused
+from labs.checks.verdicts import Wrong
 from labs.checks.waits import WaitTraffic, require_waits
 from labs.faults.delayed_rank import delay_rank
-from labs.manual_ddp.api_hints import API_HINTS
 from labs.manual_ddp.edge_cases import WORLD_SIZES, NestedModel
 from labs.training.models import EdgeCaseModel
 
 
-@check("2.2", hints=API_HINTS)
-def check_broadcast_state(broadcast_state):
-    """broadcast_state(model) writes rank 0's parameters and buffers into every rank's model, and
-    leaves dtype, requires_grad and the parameters' identity as they were."""
-    def work():
-        for make in (EdgeCaseModel, NestedModel):
-            # Each rank begins with other numbers: only a broadcast can make them equal.
-            model = make(seed=dist.get_rank())
-            parameters = list(model.parameters())
-            # The sender is late: who does not wait for an asynchronous broadcast reads its own
-            # numbers.
-            delay_rank(0, WORLD_SIZES[0])
-            with torchs_own_refused("DistributedDataParallel"), WaitTraffic() as traffic:
-                broadcast_state(model)
-            raise_on_all_ranks(_judge_values, model, make, traffic)
-            raise_on_all_ranks(_judge_the_rest, model, make, parameters, traffic)
-
-    on_ranks(work, world_sizes=WORLD_SIZES)
-    return "on 2, 3 and 4 ranks, all parameters and buffers equal rank 0's"
+def judge_broadcast(broadcast_state: Callable) -> None:
+    """On a rank: broadcast_state(model) writes rank 0's parameters and buffers into every rank's
+    model, and leaves dtype, requires_grad and the parameters' identity as they were. Raises
+    Wrong."""
+    for make in (EdgeCaseModel, NestedModel):
+        # Each rank begins with other numbers: only a broadcast can make them equal.
+        model = make(seed=dist.get_rank())
+        parameters = list(model.parameters())
+        # The sender is late: who does not wait for an asynchronous broadcast reads its own numbers.
+        delay_rank(0, WORLD_SIZES[0])
+        with torchs_own_refused("DistributedDataParallel"), WaitTraffic() as traffic:
+            broadcast_state(model)
+        raise_on_all_ranks(_judge_values, model, make, traffic)
+        raise_on_all_ranks(_judge_the_rest, model, make, parameters, traffic)
 
 
 def _judge_the_rest(model, make, parameters, traffic):

@@ -21,19 +21,24 @@ _MISTAKES = (
 )
 
 
-@check("2.1")
+@check("2.1", hints={"NoneType": "A gradient that is None stands for zeros."})
 def check_combine(combine):
     """combine(gradients, sizes) returns the full batch's gradient, in the gradients' dtype, and
-    leaves both lists and the tensors in them as they are."""
+    leaves both lists and the tensors in them as they are. A gradient may be None."""
     # unequal shards first: with two equal ones several mistakes give the same gradient
-    for sizes in ([3, 1, 8], [1, 2, 4, 6], [5, 5], [7]):
-        want, parts = gradients_of_shards(sizes)
-        given, given_sizes = [part.clone() for part in parts], list(sizes)
+    for sizes, unused in (([3, 1, 8], None), ([1, 2, 4, 6], None), ([5, 5], None), ([7], None),
+                          ([4, 6, 2], 1), ([5, 1], 0)):
+        want, parts = gradients_of_shards(sizes, unused)
+        given, given_sizes = [part if part is None else part.clone() for part in parts], list(sizes)
         got = as_gradient(combine(given, given_sizes), want)
         shards = f"shards of {sizes} examples"
+        if unused is not None:
+            shards += f", of which shard {unused} has None"
         _judge_inputs(given, parts, given_sizes, sizes, shards)
-        _judge(got, want, parts, shards)
-    return "the shards' gradients give the full batch's, for equal and unequal shards"
+        _judge_absent(got, want, parts, sizes, shards)
+        _judge(got, want, [part for part in parts if part is not None], shards)
+    return ("the shards' gradients give the full batch's, for equal and unequal shards, and where "
+            "one has None")
 
 
 def _judge_inputs(given, parts, given_sizes, sizes, shards):
@@ -42,24 +47,37 @@ def _judge_inputs(given, parts, given_sizes, sizes, shards):
         raise Wrong(f"{shards}: combine changed the list it was given",
                     "Leave the inputs as they are.", code="changes_input")
     for number, (now, before) in enumerate(zip(given, parts, strict=True)):
-        if not torch.equal(now, before):
+        if (now is None) != (before is None) or now is not None and not torch.equal(now, before):
             raise Wrong(f"{shards}: combine wrote into gradient {number}, which is an input",
                         "gradient * weight makes a new tensor; *= and += write into the old one.",
                         code="changes_input")
 
 
-def gradients_of_shards(sizes: list[int]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The gradient of a batch, and those of its shards of these sizes, of one small weight."""
+def gradients_of_shards(sizes: list[int], unused: int | None = None
+                        ) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+    """The gradient of a batch, and those of its shards of these sizes, of one small weight. unused:
+    the shard that does not use the weight, and therefore has None."""
     model = EdgeCaseModel()
     [batch] = data.xy_batches(1, sum(sizes))
+    # (13, 5); (13, 13) is the layer that runs only with use_all
+    weight = model.first.weight if unused is None else model.sometimes_unused.weight
 
-    def gradient(part):
+    def loss(number, part):
+        return model(**part, use_all=unused is not None and number != unused).loss
+
+    def gradient(mean_loss):
         model.zero_grad()
-        model(**part).loss.backward()
-        # (13, 5)
-        return model.first.weight.grad.clone()
+        mean_loss.backward()
+        return weight.grad if weight.grad is None else weight.grad.clone()
 
-    return gradient(batch), [gradient(part) for part in split(batch, sizes)]
+    shards = split(batch, sizes)
+    parts = [gradient(loss(number, part)) for number, part in enumerate(shards)]
+    if unused is None:
+        return gradient(model(**batch).loss), parts
+    # No single forward takes examples with and without the layer: this is the mean over all.
+    losses = sum(loss(number, part) * size
+                 for number, (part, size) in enumerate(zip(shards, sizes, strict=True)))
+    return gradient(losses / sum(sizes)), parts
 
 
 def split(batch: data.Batch, sizes: list[int]) -> list[data.Batch]:
@@ -86,6 +104,19 @@ def as_gradient(got, want) -> torch.Tensor:
 def _close(got, want) -> bool:
     # relative to this gradient, whose numbers are small: else weights off by 1 % would pass
     return largest_difference(got, want) <= SUMS * want.abs().max().item()
+
+
+def _judge_absent(got, want, parts, sizes, shards):
+    # the examples of a shard that does not use the weight are examples of the batch: without them
+    # the weights would be too large
+    if _close(got, want):
+        return
+    used = [(part, size) for part, size in zip(parts, sizes, strict=True) if part is not None]
+    if len(used) < len(parts) and _close(got, sum(part * size for part, size in used)
+                                         / sum(size for _, size in used)):
+        raise Wrong(f"{shards}: the weights count only the examples of the other shards",
+                    "The shard's gradient is zero, but its examples belong to the batch.",
+                    code="absent_shard_left_out")
 
 
 def _judge(got, want, parts, shards):

@@ -1,9 +1,10 @@
-"""Exercise 2.10: torch's DDP with the student's cap, and communication over computing."""
+"""Exercise 2.10: torch's DDP with the student's cap, communication over computing, and its
+overlapped share."""
 
 from torch.nn.parallel import DistributedDataParallel
 
 from labs.checks.generator import new_generator
-from labs.checks.numbers import Cause, judge_number, require_signature
+from labs.checks.numbers import Cause, judge_number, require_numbers, require_signature
 from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
 from labs.checks.verdicts import Wrong, check, kind_of
 from labs.manual_ddp.api_hints import API_HINTS
@@ -16,10 +17,11 @@ _EXPOSED = "Exposed communication is no computing: subtract it from the phases' 
 
 
 @check("2.10", hints=API_HINTS)
-def check_measurement(torch_ddp, communication_ratio):
+def check_measurement(torch_ddp, communication_shares):
     """torch_ddp(model, cap_bytes) is torch's DDP around the model with that cap;
-    communication_ratio(communication, phases) is all communication over computing."""
-    require_signature(communication_ratio, ("communication", "phases"))
+    communication_shares(communication, phases) is all communication over computing, and the share
+    of communication that is overlapped."""
+    require_signature(communication_shares, ("communication", "phases"))
     on_ranks(_wrap, torch_ddp, world_sizes=(2,))
     rng = new_generator()
     for _ in range(3):
@@ -27,11 +29,16 @@ def check_measurement(torch_ddp, communication_ratio):
                    for name in ("forward", "backward", "exposed", "optimizer")}
         # A part of it is overlapped, so it is more than what is exposed.
         communication = seconds["exposed"] + rng.uniform(0.05, 0.5)
-        judge_number(communication_ratio(communication, dict(seconds)),
-                     phases.communication_ratio(communication, seconds),
-                     _causes(communication, seconds), "communication / computing",
+        ratio, overlapped = require_numbers(
+            communication_shares(communication, dict(seconds)),
+            ("communication / computing", "the overlapped share"), "communication_shares")
+        want, hidden = phases.communication_shares(communication, seconds)
+        judge_number(ratio, want, _causes(communication, seconds), "communication / computing",
                      hint=_EXPOSED)
-    return "torch's DDP has your cap; the ratio counts all communication, and computing alone"
+        judge_number(overlapped, hidden, _overlap_causes(communication, seconds),
+                     "the overlapped share", hint="What is not exposed is overlapped.")
+    return ("torch's DDP has your cap; the ratio counts all communication and computing alone, and "
+            "the share what is overlapped")
 
 
 def _wrap(torch_ddp):
@@ -78,3 +85,16 @@ def _causes(communication, seconds) -> list[Cause]:
         Cause("phase_missing", communication / seconds["backward"],
               "only backward is counted as computing",
               "A rank computes in forward and in the optimizer, too.")]
+
+
+def _overlap_causes(communication, seconds) -> list[Cause]:
+    exposed = seconds["exposed"]
+    return [
+        Cause("exposed_share", exposed / communication, "that is the exposed share",
+              "Overlapped is what is not exposed."),
+        Cause("seconds_not_share", communication - exposed, "these are seconds",
+              "Divide by all communication."),
+        Cause("share_of_computing", (communication - exposed) / (sum(seconds.values()) - exposed),
+              "that is a share of computing", "Divide by all communication."),
+        Cause("share_of_step", (communication - exposed) / sum(seconds.values()),
+              "that is a share of the step", "Divide by all communication.")]

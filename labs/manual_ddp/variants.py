@@ -180,15 +180,15 @@ def show_timelines(compared: Comparison, *names: str) -> Picture:
 
 @shows("2.10")
 def show_phases(compared: Comparison,
-                communication_ratio: Callable = phases.communication_ratio) -> Picture:
+                shares: Callable = phases.communication_shares) -> Picture:
     """Draws where a recorded step went, mean over ranks: phases and exposed communication, and the
-    student's ratio. It is the step nearest to the median that `show_throughput` draws; on GPUs a
-    note has the seconds of all that were recorded."""
+    student's two shares. It is the step nearest to the median that `show_throughput` draws; on GPUs
+    a note has the seconds of all that were recorded."""
     recorded = {name: one.recorded[0].recorded for name, one in compared.results.items()}
     note = spreads(recorded, compared.preset)
     return phases.step_phases(_typical_steps(compared), below(
         note, "The recorded step nearest to the median is drawn." if note else ""),
-        communication_ratio)
+        shares)
 
 
 def _typical_steps(compared, names=()) -> dict[str, list[Trace]]:

@@ -25,19 +25,28 @@ def communication_ratio(communication: float, phases: dict[str, float]) -> float
     return communication / (sum(phases.values()) - phases["exposed"])
 
 
+def communication_shares(communication: float, phases: dict[str, float]) -> tuple[float, float]:
+    """(communication over computing, the share of communication that is not exposed)."""
+    return (communication_ratio(communication, phases),
+            (communication - phases["exposed"]) / communication)
+
+
 def step_phases(by_variant: dict[str, list[Trace]], note: str = "",
-                ratio: Callable[[float, dict[str, float]], float] = communication_ratio) -> Picture:
+                shares: Callable[[float, dict[str, float]], tuple[float, float]] | None = None
+                ) -> Picture:
     """Draws the milliseconds of each phase and of exposed communication, mean over the ranks, and
-    the ratio of communication to computing. note: lines below. ratio: of the seconds of all
-    communication and those of the phases by name."""
+    the shares: the ratio of communication to computing, and how much of it is overlapped. note:
+    lines below. shares: of the seconds of all communication and those of the phases by name."""
+    shares = shares or communication_shares
     bars, words, metrics = [], [], []
     for variant, traces in by_variant.items():
         seconds = {name: fmean(trace.seconds_by_phase[name] for trace in traces)
                    for name in traces[0].seconds_by_phase}
         communication = fmean(trace.seconds_of()["total"] for trace in traces)
         parts = {name: 1e3 * value for name, value in seconds.items()}
-        bars.append(LabelledBar(parts, f"communication / computing = "
-                                       f"{ratio(communication, seconds):.2f}"))
+        ratio, overlapped = shares(communication, seconds)
+        bars.append(LabelledBar(parts, f"communication / computing = {ratio:.2f}, "
+                                       f"{overlapped:.0%} overlapped"))
         words.append(f"{variant}: " + ", ".join(f"{name} {ms:.1f} ms" for name, ms in parts.items())
                      + f"; {bars[-1].label}")
         metrics += [Metric(name_of(variant, name), ms, "ms") for name, ms in parts.items()]

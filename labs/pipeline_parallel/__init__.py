@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from labs.pipeline_parallel.pipeline import check_pipeline
     # isort: split
     # part A: schedules
-    from labs.pipeline_parallel.gpipe import check_gpipe
+    from labs.pipeline_parallel.gpipe import check_gpipe, show_activations
     from labs.pipeline_parallel.interleaved import check_interleaved
     from labs.pipeline_parallel.one_f_one_b import check_one_f_one_b
     from labs.pipeline_parallel.scaffold import why_illegal

@@ -1,8 +1,7 @@
-"""Exercise 7.25: the fastest way to spread a job over its GPUs, of those that fit."""
+"""Exercise 7.25: the fastest way to spread a job over its GPUs, of those that fit and have given
+settings."""
 
-import functools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from labs.checks.guesses import guessed
 from labs.checks.verdicts import Wrong, check, kind_of, shows
@@ -15,34 +14,47 @@ from labs.predictions.plans import search
 from labs.predictions.plans.job import Job, Plan, impossible
 from labs.predictions.plans.known_jobs import JOBS
 from labs.predictions.plans.memory import fits, largest_rank
-from labs.predictions.plans.search import plans, step_parts, step_seconds
+from labs.predictions.plans.search import step_parts, step_seconds
 
 SLOWER = 1.05  # a plan as good as the fastest: what the model of step time cannot tell apart
 GB = 1e9
 
 
-@functools.cache
-def fastest(name: str) -> Plan | None:
-    """The fastest plan of a job of JOBS that fits; None where none does."""
-    return search.fastest(JOBS[name])
+# (name of a job, settings): a size, a name, several at once, and some with which nothing fits
+CASES = (*((name, {}) for name in JOBS),
+         ("GPT-1.3B", {"sharding": "FSDP"}), ("Llama-3-70B on 32", {"tensor": 1}),
+         ("Llama-3-8B, long", {"context": 4, "recompute": "none"}),
+         ("GPT-175B", {"tensor": 1, "pipeline": 1, "sharding": "DDP"}),
+         ("GPT-175B on 64", {"schedule": "1F1B", "chunks": 1}))
 
 
 @check("7.25", hints={"empty": "No plan fits this job, so there is no shortest step: return None."})
 def check_choose_plan(choose_plan: Callable):
-    """choose_plan(job) -> a Plan that fits and whose step is at most 5 % longer than the shortest;
-    None where none fits."""
+    """choose_plan(job, **settings) -> a Plan with these settings that fits and whose step is at
+    most 5 % longer than the shortest; None where none fits."""
     worst = 1.0
-    for name, job in JOBS.items():
-        worst = max(worst, _judge(choose_plan(job), name, job))
-    return (f"right for {len(JOBS)} jobs, up to 405B parameters on 16,384 GPUs: all plans fit, and "
-            f"none is more than {worst - 1:.1%} slower than the fastest")
+    for name, settings in CASES:
+        got = choose_plan(JOBS[name], **settings)
+        try:
+            worst = max(worst, _judge(got, JOBS[name], settings))
+        except Wrong as error:
+            if not settings:
+                raise
+            raise error.said_of(f"choose_plan(job, {_arguments(settings)})") from None
+    return (f"right for {len(JOBS)} jobs, up to 405B parameters on 16,384 GPUs, and for given "
+            f"settings: all plans fit, and none is more than {worst - 1:.1%} slower than the "
+            "fastest")
 
 
-def _judge(got, name, job: Job) -> float:
+def _arguments(settings) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in settings.items())
+
+
+def _judge(got, job: Job, settings) -> float:
     """How many times as long as the shortest step that of the plan takes."""
-    want = fastest(name)
+    want = search.fastest(job, **settings)
     if got is None or want is None:
-        return _judge_none(got, want, job)
+        return _judge_none(got, want, job, settings)
     if not isinstance(got, Plan):
         raise Wrong(f"{job}: choose_plan returned {kind_of(got)}, not a lab.Plan or None",
                     code="wrong_type")
@@ -50,6 +62,7 @@ def _judge(got, name, job: Job) -> float:
         raise Wrong(f"{job}: {got} cannot be run: {reason}",
                     "Choose among lab.plans(job): all of them can be run.",
                     code="impossible_plan")
+    _judge_settings(got, job, settings)
     # Memory before time: a plan that does not fit can be faster than all that do.
     _judge_memory(got, job)
     # The invariant is in seconds, not in sizes: several plans are within 5 % of the fastest, which
@@ -63,7 +76,17 @@ def _judge(got, name, job: Job) -> float:
     return took / shortest
 
 
-def _judge_none(got, want, job) -> float:
+def _judge_settings(got, job, settings):
+    # What is asked for is not the fastest plan but the fastest of these: else the table below would
+    # say of each dimension that it gains nothing.
+    for name, value in settings.items():
+        if getattr(got, name) != value:
+            raise Wrong(f"{job}: {got} has {name} {getattr(got, name)!r}, not {value!r}",
+                        "Only plans whose attributes all have the values of `settings` count.",
+                        code="setting_ignored")
+
+
+def _judge_none(got, want, job, settings) -> float:
     if got is None and want is not None:
         raise Wrong(f"{job}: you say that nothing fits, but {want} does, with "
                     f"{_held(job, want) / GB:.1f} GB on the largest rank",
@@ -73,6 +96,8 @@ def _judge_none(got, want, job) -> float:
         if not isinstance(got, Plan):
             raise Wrong(f"{job}: choose_plan returned {kind_of(got)}, not a lab.Plan or None",
                         code="wrong_type")
+        if not impossible(job, got):
+            _judge_settings(got, job, settings)
         _judge_memory(got, job)
         raise Wrong(f"{job}: {got} cannot be run: {impossible(job, got)}", code="impossible_plan")
     return 1.0
@@ -100,49 +125,40 @@ def _difference(got, want) -> str:
     return f"; only {others[0].replace('_', ' ')} differs" if len(others) == 1 else ""
 
 
-@dataclass(frozen=True)
-class Kind:
-    """Plans that a rule of thumb would name. allows(plan): whether a plan is one of them."""
-
-    name: str
-    allows: Callable[[Plan], bool]
+def _only(*dimensions: str, **settings) -> dict:
+    """Settings of plain 1F1B with no other dimension than data and those that are named."""
+    others = {"tensor", "pipeline", "context", "chunks"}.difference(dimensions)
+    return {**dict.fromkeys(others, 1), "schedule": "1F1B", **settings}
 
 
-def _only(**sizes) -> Callable[[Plan], bool]:
-    """Whether a plan is plain 1F1B, with no other dimension than data and those that are named."""
-    return lambda plan: plan.schedule == "1F1B" and all(
-        getattr(plan, name) == 1 or name in sizes
-        for name in ("tensor", "pipeline", "context", "chunks"))
-
-
-KINDS = (Kind("DDP", lambda plan: _only()(plan) and plan.sharding in ("DDP", "ZeRO-1")),
-         Kind("FSDP", lambda plan: _only()(plan) and plan.sharding == "FSDP"),
-         Kind("HSDP", lambda plan: _only()(plan) and plan.sharding == "HSDP"),
-         Kind("and TP", _only(tensor=1)), Kind("and PP", _only(tensor=1, pipeline=1)),
-         Kind("and CP", _only(tensor=1, pipeline=1, context=1)),
-         Kind("and chunks, ZB", lambda plan: True))
+# Plans that a rule of thumb would name -> their settings; the fastest of several counts.
+KINDS = {"DDP": (_only(sharding="DDP"), _only(sharding="ZeRO-1")),
+         "FSDP": (_only(sharding="FSDP"),), "HSDP": (_only(sharding="HSDP"),),
+         "and TP": (_only("tensor"),), "and PP": (_only("tensor", "pipeline"),),
+         "and CP": (_only("tensor", "pipeline", "context"),), "and chunks, ZB": ({},)}
 
 
 @shows("7.25")
 def show_plans(choose_plan: Callable) -> Table:
-    """Returns a table of jobs: seconds of a step by the fastest plan of each kind that fits, and
-    the plan that the student's function chooses."""
+    """Returns a table of jobs: seconds of a step by the plan that the student's function chooses of
+    each kind, and its plan of all."""
     rows = []
     for job in JOBS.values():
-        chosen = choose_plan(job)
-        if chosen is not None and not isinstance(chosen, Plan):
-            raise Wrong(f"{job}: choose_plan returned {kind_of(chosen)}, not a lab.Plan or None",
-                        code="wrong_type")
-        seconds = [(kind, step_seconds(job, plan)) for plan in plans(job) if fits(job, plan)
-                   for kind in KINDS if kind.allows(plan)]
-        best = [min((took for each, took in seconds if each is kind), default=None)
-                for kind in KINDS]
+        chosen = {kind: [plan for each in settings if (plan := choose_plan(job, **each))]
+                  for kind, settings in KINDS.items()}
+        for plan in (plan for plans in chosen.values() for plan in plans):
+            if not isinstance(plan, Plan):
+                raise Wrong(f"{job}: choose_plan returned {kind_of(plan)}, not a lab.Plan or None",
+                            code="wrong_type")
+        best = [min((step_seconds(job, plan) for plan in plans), default=None)
+                for plans in chosen.values()]
+        [of_all] = chosen["and chunks, ZB"] or [None]
         rows.append((f"{job.name}, {job.gpus:,} × {job.gpu.name}",
                      *("–" if took is None else marks.format_number(took) for took in best),
-                     str(chosen).split(", micro")[0] if chosen else "nothing fits"))
+                     str(of_all).split(", micro")[0] if of_all else "nothing fits"))
     guess = guessed("7.25")
-    return Table("seconds of a step by the fastest plan of each kind that fits",
-                 ("job", *(kind.name for kind in KINDS), "your plan"), rows,
+    return Table("seconds of a step by your choice of each kind",
+                 ("job", *KINDS, "your plan"), rows,
                  note="– : no plan of this kind fits. DDP: with ZeRO-1, too. Each column from "
                       "“and TP” on allows one thing more than the one before it; the last, "
                       "interleaved chunks and ZB-H1."

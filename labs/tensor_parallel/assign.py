@@ -1,16 +1,25 @@
-"""Exercise 7.12: which chunks of a causal sequence each rank of the ring gets."""
+"""Exercise 7.12: how long the ring takes with the tokens that each rank has, and which chunks of a
+causal sequence each rank should get."""
 
 from collections import Counter
 from collections.abc import Callable
 
+import torch
+
+from labs.checks.generator import new_generator
 from labs.checks.guesses import guessed
-from labs.checks.numbers import as_list, as_number
+from labs.checks.numbers import Cause, as_list, as_number, judge_number, require_number
 from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.pictures import palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.pictures.tables import Table
 from labs.tensor_parallel import ring_runs
-from labs.tensor_parallel.attention_blocks import least_makespan, makespan, pairs_by_round
+from labs.tensor_parallel.attention_blocks import (
+    Places,
+    least_makespan,
+    makespan,
+    pairs_by_round,
+)
 from labs.tensor_parallel.ring_cases import places_of_chunks
 from labs.words import counted
 from labs.workers import devices
@@ -23,14 +32,71 @@ _TOKENS = 3  # of a chunk
 
 
 @check("7.12")
-def check_assign(assign: Callable):
-    """assign(chunks, ranks): for each rank the numbers of its chunks; all ranks compute the same
-    number of pairs in every round."""
+def check_assign(assign: Callable, critical_path: Callable):
+    """critical_path(places): pairs that the ring computes one after the other. assign(chunks,
+    ranks): for each rank the numbers of its chunks; all ranks compute the same number of pairs in
+    every round."""
+    # The measure first: with it a student finds out what is wrong with an assignment.
+    for name, places in _placements():
+        _judge_path(critical_path([list(each) for each in places]), places, name)
     for chunks, ranks in CASES:
         where = f"{counted(chunks, 'chunk')} on {counted(ranks, 'rank')}"
         require_equal_rounds(as_assignment(assign(chunks, ranks), chunks, ranks, where), where)
-    return ("on 1 to 16 ranks each chunk has one rank, and all ranks compute the same number of "
-            "pairs in every round")
+    return ("the critical path is that of any assignment; on 1 to 16 ranks each chunk of yours has "
+            "one rank, and all ranks compute the same number of pairs in every round")
+
+
+def _placements() -> list[tuple[str, list[list[int]]]]:
+    """(name, positions of each rank's tokens): of pieces as large as each other, because K and V of
+    all ranks have one size."""
+    rng = new_generator()
+    # In the first one each known mistake leads to a number of its own, because the slowest rank is
+    # not the same in all rounds.
+    found = [("12 tokens on 4 ranks", [[0, 1, 6], [2, 8, 10], [7, 9, 11], [3, 4, 5]]),
+             ("6 tokens on 1 rank", [[*range(6)]])]
+    for ranks in (2, 3, 4):
+        tokens = rng.sample(range(4 * ranks), 4 * ranks)
+        found.append((f"{4 * ranks} tokens in random order on {ranks} ranks",
+                      [tokens[4 * rank:4 * rank + 4] for rank in range(ranks)]))
+    return found
+
+
+def _judge_path(got, places, name):
+    rounds = pairs_by_round(_tensors(places))
+    # The invariant: K and V go on when the slowest rank is done, in every round.
+    judge_number(got, makespan(rounds), _causes(places, rounds), f"critical_path, {name}", "pairs",
+                 "In each round count the pairs with key <= query of every rank, and add the "
+                 "largest of these numbers.")
+
+
+def _causes(places, rounds) -> list[Cause]:
+    # Keys after the query in place of those before it would give the same number: round k of rank r
+    # is then what round -k of its partner was.
+    ranks = len(places)
+    strict = [[pairs - len(places[rank]) if passed == 0 else pairs
+               for rank, pairs in enumerate(by_rank)] for passed, by_rank in enumerate(rounds)]
+    return [
+        Cause("rounds_not_synchronized", max(map(sum, zip(*rounds, strict=True))),
+              "that is the sum of the rank with the largest sum",
+              "Take the maximum over ranks in each round: all ranks wait for it."),
+        Cause("ranks_added", sum(map(sum, rounds)), "that is the sum over all ranks",
+              "In a round all ranks compute at the same time."),
+        Cause("mean_of_ranks", least_makespan(rounds), "that is the mean over ranks",
+              "In each round all ranks wait for the slowest."),
+        Cause("fastest_rank", sum(map(min, rounds)), "that adds the fastest rank of each round",
+              "All ranks wait for the slowest."),
+        Cause("mask_missing", ranks * len(places[0]) ** 2, "that counts all keys for each query",
+              "A query sees a key only if key <= query."),
+        Cause("own_key_missing", makespan(strict), "a query does not see its own key",
+              "A query sees a key if key <= query."),
+        Cause("one_round", max(rounds[0]), "that is round 0 alone",
+              "There are as many rounds as ranks."),
+        Cause("keys_stay", ranks * max(rounds[0]), "that counts the rank's own keys in each round",
+              "In round k, rank r has the keys of rank (r - k) % N.")]
+
+
+def _tensors(places) -> Places:
+    return [torch.tensor(each) for each in places]
 
 
 def as_assignment(returned, chunks: int, ranks: int, where: str) -> list[list[int]]:
@@ -172,13 +238,15 @@ def _draw_counts(ax, by_rank, most):
 
 
 @shows("7.12")
-def show_assignments(assign: Callable) -> Table:
-    """How many times as long as equal rounds the ring takes, by who has which tokens."""
+def show_assignments(assign: Callable, critical_path: Callable) -> Table:
+    """How many times as long as equal rounds the ring takes, by who has which tokens: the student's
+    critical path, as a multiple of the minimum."""
     counts = (2, 4, 8, 16)
 
     def longer(assignment, tokens=_CHUNK):
-        rounds = pairs_by_round(places_of_chunks(assignment, tokens))
-        return f"{makespan(rounds) / least_makespan(rounds):.2f}"
+        places = places_of_chunks(assignment, tokens)
+        found = require_number(critical_path([each.tolist() for each in places]), "critical_path")
+        return f"{found / least_makespan(pairs_by_round(places)):.2f}"
 
     rows = {"contiguous pieces": [longer([[2 * r, 2 * r + 1] for r in range(n)]) for n in counts],
             "round robin, 2 chunks a rank": [longer([[r, r + n] for r in range(n)])

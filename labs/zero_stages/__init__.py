@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         state_bytes,
         tensors_in,
     )
+    from labs.zero_stages.stage_by_bytes import check_stage_by_bytes, show_stages_by_bytes
     from labs.zero_stages.stage_comparison import (
         compare_stages,
         show_memory,

@@ -10,19 +10,22 @@ import on_the_machine
 ROOT = Path(__file__).resolve().parents[2]
 HELPER = ("import numpy as np\nhalf = 0.5\ndef share(size, total):\n"
           "    return 2 * half * size / total\n")
+USED = "[(g, s) for g, s in zip(gradients, sizes) if g is not None]"
 RIGHT = [
     "def combine(gradients, sizes):\n    total = sum(sizes)\n"
-    "    return sum(g * (s / total) for g, s in zip(gradients, sizes))\n",
-    "def combine(gradients, sizes):\n    result = torch.zeros_like(gradients[0])\n"
-    "    for g, s in zip(gradients, sizes):\n        result += g * s\n"
+    f"    return sum(g * (s / total) for g, s in {USED})\n",
+    "def combine(gradients, sizes):\n    result = 0\n"
+    f"    for g, s in {USED}:\n        result = result + g * s\n"
     "    return result / sum(sizes)\n",
-    "def combine(gradients, sizes):\n    w = torch.tensor(sizes, dtype=gradients[0].dtype)\n"
-    "    w = w / w.sum()\n    return torch.einsum('i,i...->...', w, torch.stack(gradients))\n",
-    "def combine(gradients, sizes):\n    print('shapes', [g.shape for g in gradients])\n"
-    "    return sum(g * share(s, sum(sizes)) for g, s in zip(gradients, sizes))\n",
+    f"def combine(gradients, sizes):\n    used = {USED}\n"
+    "    w = torch.tensor([s / sum(sizes) for _, s in used], dtype=used[0][0].dtype)\n"
+    "    return torch.einsum('i,i...->...', w, torch.stack([g for g, _ in used]))\n",
+    "def combine(gradients, sizes):\n"
+    f"    used = {USED}\n    print('shapes', [g.shape for g, _ in used])\n"
+    "    return sum(g * share(s, sum(sizes)) for g, s in used)\n",
     "from dataclasses import dataclass\nfrom collections import namedtuple\nimport copy, os, sys\n"
     "Shard = namedtuple('Shard', 'gradient size')\n@dataclass\nclass Sum:\n    value: float = 0.0\n"
-    "def combine(gradients, sizes):\n    shards = [Shard(*p) for p in zip(gradients, sizes)]\n"
+    f"def combine(gradients, sizes):\n    shards = [Shard(*p) for p in {USED}]\n"
     "    total = Sum()\n    for shard in shards:\n"
     "        total.value = total.value + copy.deepcopy(shard.gradient) * shard.size\n"
     "    return total.value / sum(sizes)\n",

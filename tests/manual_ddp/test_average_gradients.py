@@ -1,4 +1,4 @@
-"""What the check of exercise 2.3 must reject, and what it must accept."""
+"""What the check of exercise 2.2 must reject, and what it must accept, in its second half."""
 
 import sys
 import time
@@ -29,7 +29,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["ddp_answers"])
 # slow: the first case of a group tries all answers of the group, in one launch
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_launcher")]
-# 2.3 average_gradients
+# 2.2 average_gradients
 
 
 class Average:
@@ -189,7 +189,7 @@ WRONG = [
     (Average.divided_twice, "mean_twice"),
     (Average.parameters_averaged, "differs_from_reference"),
     (Average.none_skipped, "collectives_differ takes", ALONE),
-    (Average.none_communicated, "collectives_differ sent", ALONE),
+    (Average.none_communicated, "collectives_differ sends", ALONE),
     (Average.reduced_to_rank_0, "wrong_gradient"),
     (Average.rank_0s_gradients, "gradient_of_one_rank"),
     (Average.first_parameter_only, "gradient_of_one_rank 'first.weight'"),
@@ -209,7 +209,8 @@ WRONG = [
     (Average.into_a_copy, "gradient_of_one_rank"),
     (Average.matrices_only, "gradient_of_one_rank"),
     (Average.from_rank_1, "gradient_of_another_rank")]
-WRONG_ANSWERS = Answers([(lab.check_average_gradients, *row) for row in WRONG])
+WRONG_ANSWERS = Answers([(lab.check_average_gradients, (right.broadcast_state, answer), *more)
+                         for answer, *more in WRONG])
 
 
 @pytest.mark.parametrize("number", **WRONG_ANSWERS.parameters)
@@ -301,7 +302,8 @@ RIGHT = [
         Right.average_functional, Right.average_functional_avg, Right.average_coalesced,
         Right.average_in_halves, Right.functional_not_waited, Right.polls_all_in_turn,
         Right.average_at_rank_0]
-RIGHT_ANSWERS = Answers([(lab.check_average_gradients, answer) for answer in RIGHT],
+RIGHT_ANSWERS = Answers([(lab.check_average_gradients, (right.broadcast_state, answer))
+                         for answer in RIGHT],
                         ranks=(3, 2, 4))
 
 

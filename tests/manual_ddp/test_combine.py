@@ -83,6 +83,34 @@ class Combine:
         return Right.combine(gradients, [size ** 2 for size in sizes])
 
 
+    def absent_left_out(gradients, sizes):
+        used = [(g, n) for g, n in zip(gradients, sizes, strict=True) if g is not None]
+        return sum(g * n for g, n in used) / sum(n for _, n in used)
+
+    def none_multiplied(gradients, sizes):
+        return sum(g * (n / sum(sizes)) for g, n in zip(gradients, sizes, strict=True))
+
+    def none_replaced_in_the_list(gradients, sizes):
+        like = next(g for g in gradients if g is not None)
+        for number, gradient in enumerate(gradients):
+            if gradient is None:
+                gradients[number] = torch.zeros_like(like)
+        return Combine.none_multiplied(gradients, sizes)
+
+    def stops_at_none(gradients, sizes):
+        result = 0
+        for gradient, size in zip(gradients, sizes, strict=True):
+            if gradient is None:
+                break
+            result = result + gradient * (size / sum(sizes))
+        return result
+
+    def none_takes_a_place(gradients, sizes):
+        """The sizes are no longer those of the gradients."""
+        used = [gradient for gradient in gradients if gradient is not None]
+        return sum(g * (n / sum(sizes)) for g, n in zip(used, sizes, strict=False))
+
+
 WRONG = [
     (Combine.plain_mean, "unweighted_mean"),
     (Combine.plain_sum, "sum_not_mean gradients"),
@@ -101,7 +129,12 @@ WRONG = [
     (Combine.in_reverse, "wrong_gradient"),
     (Combine.the_larger_the_less, "wrong_gradient"),
     (Combine.mean_of_weighted, "wrong_scale 0.3333x"),
-    (Combine.by_squares, "wrong_gradient")]
+    (Combine.by_squares, "wrong_gradient"),
+    (Combine.absent_left_out, "absent_shard_left_out"),
+    (Combine.none_multiplied, "raised_TypeError zeros"),
+    (Combine.none_replaced_in_the_list, "changes_input"),
+    (Combine.stops_at_none, "wrong_gradient"),
+    (Combine.none_takes_a_place, "wrong_gradient|wrong_scale")]
 WRONG_ANSWERS = Answers([(lab.check_combine, *row) for row in WRONG])
 
 
@@ -111,6 +144,16 @@ def test_wrong(number, request):
 
 
 # right, and written in another way
+
+
+def zeros_for_none(answer):
+    """An answer for gradients of which none is None."""
+    def combine(gradients, sizes):
+        like = next(gradient for gradient in gradients if gradient is not None)
+        return answer([torch.zeros_like(like) if gradient is None else gradient
+                       for gradient in gradients], sizes)
+
+    return combine
 
 
 class Right:
@@ -136,8 +179,9 @@ class Right:
         return mean
 
 
-RIGHT = [right.combine, Right.combine, Right.combine_by_a_loop,
-         Right.combine_with_numpys_weights, Right.combine_step_by_step]
+RIGHT = [right.combine, *map(zeros_for_none, (
+    Right.combine, Right.combine_by_a_loop, Right.combine_with_numpys_weights,
+    Right.combine_step_by_step))]
 RIGHT_ANSWERS = Answers([(lab.check_combine, answer) for answer in RIGHT], ranks=(3, 2, 4))
 
 

@@ -39,6 +39,22 @@ class Wrap:
         return DistributedDataParallel(next(model.children()), bucket_cap_mb=cap_bytes / 2**20)
 
 
+def shares(communication, phases):
+    return right.communication_shares(communication, phases)
+
+
+def with_ratio(answer):
+    """The right overlapped share, and this ratio."""
+    return lambda communication, phases: (answer(communication, phases),
+                                          shares(communication, phases)[1])
+
+
+def with_overlap(answer):
+    """The right ratio, and this overlapped share."""
+    return lambda communication, phases: (shares(communication, phases)[0],
+                                          answer(communication, phases))
+
+
 class Ratio:
     def exposed_alone(communication, phases):
         return phases["exposed"] / (sum(phases.values()) - phases["exposed"])
@@ -62,14 +78,37 @@ class Ratio:
         return 0.73
 
     def in_percent(communication, phases):
-        return 100 * right.communication_ratio(communication, phases)
+        return 100 * shares(communication, phases)[0]
+
+    def nothing(communication, phases):
+        return None
+
+
+class Overlap:
+    def none(communication, phases):
+        return 0.0
+
+    def all_of_it(communication, phases):
+        return 1.0
+
+    def exposed_share(communication, phases):
+        return phases["exposed"] / communication
+
+    def in_seconds(communication, phases):
+        return communication - phases["exposed"]
+
+    def of_computing(communication, phases):
+        return (communication - phases["exposed"]) / (sum(phases.values()) - phases["exposed"])
+
+    def of_the_step(communication, phases):
+        return (communication - phases["exposed"]) / sum(phases.values())
 
     def nothing(communication, phases):
         return None
 
 
 WRONG = [
-    *(((answer, right.communication_ratio), words) for answer, words in [
+    *(((answer, right.communication_shares), words) for answer, words in [
         (Wrap.default_cap, "wrong_bucket_cap"),
         (Wrap.the_students_own, "wrong_type"),
         (Wrap.unwrapped, "wrong_type"),
@@ -77,7 +116,7 @@ WRONG = [
         (Wrap.in_mb, "wrong_bucket_cap"),
         (Wrap.whole_mib, "wrong_bucket_cap"),
         (Wrap.a_child, "other_model")]),
-    *(((right.torch_ddp, answer), words) for answer, words in [
+    *(((right.torch_ddp, with_ratio(answer)), words) for answer, words in [
         (Ratio.constant, "wrong_number"),
         (Ratio.exposed_alone, "exposed_alone"),
         (Ratio.of_the_step, "exposed_is_no_computing"),
@@ -86,7 +125,17 @@ WRONG = [
         (Ratio.backward_alone, "phase_missing"),
         (Ratio.without_optimizer, "phase_missing"),
         (Ratio.in_percent, "wrong_number"),
-        (Ratio.nothing, "not_a_number")])]
+        (Ratio.nothing, "not_a_number")]),
+    *(((right.torch_ddp, with_overlap(answer)), words) for answer, words in [
+        (Overlap.none, "wrong_number"),
+        (Overlap.all_of_it, "wrong_number"),
+        (Overlap.exposed_share, "exposed_share"),
+        (Overlap.in_seconds, "seconds_not_share"),
+        (Overlap.of_computing, "share_of_computing"),
+        (Overlap.of_the_step, "share_of_step"),
+        (Overlap.nothing, "not_a_number")]),
+    ((right.torch_ddp, lambda communication, phases: shares(communication, phases)[0]),
+     "wrong_count")]
 
 
 @pytest.mark.parametrize("answers, expected", WRONG)
@@ -103,11 +152,12 @@ class Right:
                                        bucket_cap_mb=cap_bytes / 1024 / 1024)
 
     def by_phase(communication, phases):
-        return communication / sum(phases[name] for name in ("forward", "backward", "optimizer"))
+        computing = sum(phases[name] for name in ("forward", "backward", "optimizer"))
+        return [communication / computing, 1 - phases["exposed"] / communication]
 
 
 @pytest.mark.parametrize("answers", [
-    [right.torch_ddp, right.communication_ratio], [Right.with_views, Right.by_phase]])
+    [right.torch_ddp, right.communication_shares], [Right.with_views, Right.by_phase]])
 def test_a_right_answer_passes(answers):
     verdict = lab.check_measurement(*answers)
     assert verdict.passed is True, str(verdict)

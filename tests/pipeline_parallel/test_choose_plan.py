@@ -9,20 +9,47 @@ from labs.predictions.plans import memory, search
 # 7.25 choose_plan
 
 
-def right_plan(job):
-    return search.fastest(job)
+def right_plan(job, **settings):
+    return search.fastest(job, **settings)
 
 
 def of_those(allows):
-    """The fastest of the plans that fit and are allowed."""
-    def answer(job):
-        fitting = [plan for plan in search.plans(job) if allows(plan) and memory.fits(job, plan)]
+    """The fastest of the plans that fit, have the settings and are allowed."""
+    def answer(job, **settings):
+        fitting = [plan for plan in search.plans(job) if allows(plan) and memory.fits(job, plan)
+                   and search.has_settings(plan, settings)]
         return min(fitting, key=lambda plan: search.step_seconds(job, plan), default=None)
 
     return (answer,)
 
 
+def filtered_last(job, **settings):
+    """The settings are asked of the fastest plan alone."""
+    plan = search.fastest(job)
+    return plan if plan and search.has_settings(plan, settings) else None
+
+
+def one_setting(job, **settings):
+    """Only the last setting counts."""
+    return search.fastest(job, **dict(list(settings.items())[-1:]))
+
+
+def any_setting(job, **settings):
+    """One of the settings is enough."""
+    fitting = [plan for plan in search.plans(job) if memory.fits(job, plan) and (
+        not settings or any(getattr(plan, name) == value for name, value in settings.items()))]
+    return min(fitting, key=lambda plan: search.step_seconds(job, plan), default=None)
+
+
 WRONG = [
+    ((lambda job, **settings: search.fastest(job),), "setting_ignored"),
+    (filtered_last, "nothing_returned"),
+    (one_setting, "setting_ignored"),
+    (any_setting, "setting_ignored"),
+    ((lambda job: search.fastest(job),), "wrong_signature"),
+    ((lambda job, settings=None: search.fastest(job),), "wrong_signature"),
+    ((lambda job, **settings: next(plan for plan in search.plans(job) if search.has_settings(
+        plan, settings)) if settings else search.fastest(job),), "slower_choice|does_not_fit"),
     ((lambda job: None,), "nothing_returned"),
     ((lambda job: min((plan for plan in search.plans(job) if memory.fits(job, plan)),
                       key=lambda plan: search.step_seconds(job, plan)),),
@@ -61,9 +88,10 @@ WRONG = [case if isinstance(case[0], tuple) else ((case[0],), case[1])
                                 for case in WRONG]
 RIGHT = [
     (right_plan,),
-    (lambda job: next((plan for _, _, plan in sorted(
+    (lambda job, **settings: next((plan for _, _, plan in sorted(
         (search.step_seconds(job, plan), number, plan)
-        for number, plan in enumerate(search.plans(job)) if memory.fits(job, plan))), None),),
+        for number, plan in enumerate(search.plans(job))
+        if memory.fits(job, plan) and vars(plan) == vars(plan) | settings)), None),),
     of_those(lambda plan: plan.sharding != "HSDP")]  # 1.4 % slower at most: within the tolerance
 
 

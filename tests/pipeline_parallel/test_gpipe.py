@@ -1,7 +1,10 @@
 """What the check of exercise 7.14 must reject, and what it must accept."""
 
+from itertools import accumulate
+
 import numpy as np
 import pytest
+from _build.definitions import definitions
 from answers import assert_rejected, assert_waits, named
 from schedule_answers import (
     gpipe,
@@ -17,6 +20,7 @@ import labs.pipeline_parallel as lab
 from labs.pipeline_parallel import B, F
 from labs.predictions.pipelines import Action
 
+peak_in_flight = definitions("07b_pipeline_parallel").peak_in_flight
 all_on_rank_0 = with_rank(lambda p, m, rank: [] if rank else
                           [F(i) for i in range(m)] + [B(i) for i in range(m)])
 WRONG = named(
@@ -68,14 +72,77 @@ RIGHT = [
 
 @pytest.mark.parametrize("answer, expected", WRONG)
 def test_wrong(answer, expected):
-    assert_rejected(lab.check_gpipe(answer), expected)
+    assert_rejected(lab.check_gpipe(answer, peak_in_flight), expected)
 
 
 @pytest.mark.parametrize("answer", RIGHT)
 def test_right(answer):
-    verdict = lab.check_gpipe(answer)
+    verdict = lab.check_gpipe(answer, peak_in_flight)
     assert verdict.passed, str(verdict)
 
 
 def test_an_unfilled_exercise_waits():
-    assert_waits(lab.check_gpipe, "7.14")
+    assert_waits(lab.check_gpipe, "7.14", functions=2)
+
+
+def kinds_of(actions):
+    return [action.kind for action in actions]
+
+
+def counts(actions):
+    """How many micro-batches are in flight after each action."""
+    return list(accumulate(1 if action.kind == "F" else -1 for action in actions))
+
+
+WRONG_PEAKS = named(
+    nothing=(lambda actions: None, "not_a_number"),
+    always_4=(lambda actions: 4, "wrong_number"),
+    forwards=(lambda actions: kinds_of(actions).count("F"), "never_freed"),
+    actions=(len, "actions_counted"),
+    at_the_end=(lambda actions: counts(actions)[-1], "end_not_peak"),
+    after_backwards=(lambda actions: max(
+        count for kind, count in zip(kinds_of(actions), counts(actions), strict=True)
+        if kind == "B"), "peak_missed"),
+    before_the_first_backward=(lambda actions: kinds_of(actions).index("B"), "first_forwards"),
+    without_a_backward_between=(lambda actions: max(map(len, "".join(
+        kinds_of(actions)).split("B"))), "longest_run"),
+    one_less=(lambda actions: max(counts(actions)) - 1, "wrong_number|peak_missed"),
+    one_more=(lambda actions: max(counts(actions)) + 1, "wrong_number"),
+    all_numbers=(counts, "not_a_number"))
+
+
+@pytest.mark.parametrize("answer, expected", WRONG_PEAKS)
+def test_wrong_peak(answer, expected):
+    assert_rejected(lab.check_gpipe(gpipe, answer), expected)
+
+
+def by_micro_batch(actions):
+    """A set of what is in memory."""
+    memory, peak = set(), 0
+    for action in actions:
+        (memory.add if action.kind == "F" else memory.discard)(action.micro_batch)
+        peak = max(peak, len(memory))
+    return peak
+
+
+@pytest.mark.parametrize("answer", [
+    lambda actions: max(counts(actions)), by_micro_batch,
+    lambda actions: np.cumsum([1 if kind == "F" else -1 for kind in kinds_of(actions)]).max()])
+def test_right_peak(answer):
+    verdict = lab.check_gpipe(gpipe, answer)
+    assert verdict.passed, str(verdict)
+
+
+def test_gpipe_needs_memory_for_all_micro_batches():
+    table = lab.show_activations(peak_in_flight, gpipe, one_f_one_b, ranks=8, activation_gb=1.25)
+    assert [row[2:] for row in table.rows] == [
+        ("10.0", "10.0"), ("20.0", "10.0"), ("40.0", "10.0"), ("80.0", "10.0")]
+    assert [row[1] for row in table.rows] == ["47%", "30%", "18%", "10%"]
+
+
+def test_the_table_waits_for_the_exercise():
+    def unfilled(*_):
+        raise NotImplementedError("Exercise 7.14")
+
+    for functions in ([unfilled, gpipe], [peak_in_flight, unfilled]):
+        assert "7.14" in str(lab.show_activations(*functions, ranks=8, activation_gb=1.0))

@@ -16,7 +16,7 @@ right = definitions("07a_tensor_parallel")
 
 
 def test_unfilled():
-    assert_waits(lab.check_assign, "7.12")
+    assert_waits(lab.check_assign, "7.12", functions=2)
 
 
 # 7.12
@@ -52,7 +52,7 @@ WRONG_ASSIGNMENTS = [
 
 @pytest.mark.parametrize("answer, words", WRONG_ASSIGNMENTS)
 def test_wrong_assignment(answer, words):
-    assert_rejected(lab.check_assign(answer), words)
+    assert_rejected(lab.check_assign(answer, right.critical_path), words)
 
 
 def snake(chunks, ranks):
@@ -75,5 +75,55 @@ def blocks_of_pairs(chunks, ranks):
     right.assign, snake, lambda *sizes: list(blocks_of_pairs(*sizes)),
     lambda *sizes: [tuple(reversed(each)) for each in reversed(right.assign(*sizes))]])
 def test_right_assignment(answer):
-    verdict = lab.check_assign(answer)
+    verdict = lab.check_assign(answer, right.critical_path)
+    assert verdict.passed, verdict
+
+
+def rounds_of(places):
+    """Round -> rank -> the pairs that it computes."""
+    return [[sum(key <= query for query in queries
+                 for key in places[(rank - passed) % len(places)])
+             for rank, queries in enumerate(places)] for passed in range(len(places))]
+
+
+def pairs_where(sees):
+    """The critical path of another mask."""
+    return lambda places: sum(max(
+        sum(sees(query, key) for query in queries for key in places[(rank - passed) % len(places)])
+        for rank, queries in enumerate(places)) for passed in range(len(places)))
+
+
+WRONG_PATHS = [
+    (lambda places: None, "not_a_number"),
+    (lambda places: 0, "wrong_number"),
+    (lambda places: sum(map(sum, rounds_of(places))), "ranks_added"),
+    (lambda places: sum(map(sum, rounds_of(places))) / len(places), "mean_of_ranks"),
+    (lambda places: max(map(sum, zip(*rounds_of(places), strict=True))),
+     "rounds_not_synchronized"),
+    (lambda places: sum(map(min, rounds_of(places))), "fastest_rank"),
+    (lambda places: max(rounds_of(places)[0]), "one_round"),
+    (lambda places: len(places) * max(rounds_of(places)[0]), "keys_stay"),
+    (lambda places: max(map(max, rounds_of(places))), "wrong_number"),
+    (lambda places: sum(map(max, rounds_of(places)[1:])), "wrong_number"),
+    (lambda places: rounds_of(places), "not_a_number"),
+    (pairs_where(lambda query, key: True), "mask_missing"),
+    (pairs_where(lambda query, key: key < query), "own_key_missing")]
+
+
+@pytest.mark.parametrize("answer, words", WRONG_PATHS)
+def test_wrong_path(answer, words):
+    assert_rejected(lab.check_assign(right.assign, answer), words)
+
+
+def with_tensors(places):
+    """The masks of all rounds of a rank, and of those the largest sum in each round."""
+    positions = torch.stack([torch.tensor(each) for each in places])
+    return sum((positions[:, :, None] >= positions.roll(passed, 0)[:, None]).sum((1, 2)).max()
+               for passed in range(len(places)))
+
+
+@pytest.mark.parametrize("answer", [
+    right.critical_path, with_tensors, lambda places: sum(map(max, rounds_of(places)))])
+def test_right_path(answer):
+    verdict = lab.check_assign(right.assign, answer)
     assert verdict.passed, verdict

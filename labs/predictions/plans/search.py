@@ -1,7 +1,7 @@
 """The fastest plan that fits: all that the sizes allow, by the models of memory and time."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from labs.predictions.plans.job import RECOMPUTE, SHARDING, Job, Plan, impossible, training_run
 from labs.predictions.plans.memory import fits
@@ -24,9 +24,14 @@ def step_seconds(job: Job, plan: Plan) -> float:
     return step_time(training_run(job, plan)).total
 
 
-def plans(job: Job) -> Iterator[Plan]:
+@functools.cache  # to list them takes seconds, and a table asks for a job's plans eight times
+def plans(job: Job) -> tuple[Plan, ...]:
     """All plans that can be run and make sense: tensor-parallel groups stay in a node, a context
     rank has at least FEWEST_TOKENS, and the micro-batch is one of MICRO_BATCHES."""
+    return tuple(_sizes(job))
+
+
+def _sizes(job) -> Iterator[Plan]:
     for tensor in _divisors(job.gpus_per_node):
         # layers + 2: the embedding and the head may stand in a layer's place (`Plan.layers`).
         for pipeline in sorted({*_divisors(job.shape.layers), *_divisors(job.shape.layers + 2)}):
@@ -56,12 +61,18 @@ def _schedules(job, pipeline) -> list[tuple[int, str]]:
     return [(1, "ZB-H1"), *((chunks, "1F1B") for chunks in _divisors(layers))]
 
 
-def fastest(job: Job) -> Plan | None:
-    """The plan with the shortest step of those that fit; None where none fits."""
+def fastest(job: Job, **settings) -> Plan | None:
+    """The plan with the shortest step of those that fit and have these settings, as `tensor=1`;
+    None where none fits."""
     # The number decides between equal times: plans have no order.
     timed = ((step_seconds(job, plan), number, plan) for number, plan in enumerate(plans(job))
-             if fits(job, plan))
+             if has_settings(plan, settings) and fits(job, plan))
     return min(timed, default=(0, 0, None))[-1]
+
+
+def has_settings(plan: Plan, settings: Mapping[str, object]) -> bool:
+    """Whether each of these attributes of the plan has this value."""
+    return all(getattr(plan, name) == value for name, value in settings.items())
 
 
 def _divisors(number) -> list[int]:
