@@ -39,6 +39,10 @@ import gzip
 import json
 from pathlib import Path
 
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile, record_function
+
 import labs
 import labs.fsdp_profiling as lab
 
@@ -63,17 +67,56 @@ PRESET
 # </details>
 
 # %% [markdown]
-# `lab.record_fsdp` trains FSDP2 on real ranks. Each rank records a step in this way (in exercise 5.11 you
-# write the call yourself, with a schedule of steps):
+# `lab.record_fsdp` trains FSDP2 on real ranks. Each rank records its steps with your function.
 #
-# ```python
-# with torch.profiler.profile(record_shapes=True, with_stack=False) as recorded:
-#     with torch.profiler.record_function("labs::step"):  # a label in the trace
-#         train_one_step()
-# recorded.export_chrome_trace("healthy_rank0.json.gz")
-# ```
+# | `torch.profiler` | does |
+# |:--|:--|
+# | `with profile(activities=[…], record_shapes=True) as profiler:` | records; `ProfilerActivity.CPU` and `.CUDA` are what, shapes give the bytes of collectives |
+# | `with record_function("labs::step"):` | a label: the lab's reader takes the step's begin and end from it |
+# | `profiler.export_chrome_trace(path)` | writes the file, after the profiler has stopped |
 
 # %% [markdown]
+# Two things are special to several ranks:
+#
+# - Profilers do not start at the same time on all ranks. Without a barrier between the start and the step,
+#   the step's first collective waits for the last rank.
+# - Each rank writes a file of its own.
+
+# %% [markdown]
+# ### Exercise 5.12 · Recording one step
+#
+# *Difficulty 2 of 5 · 10 minutes · target: one trace from each rank, of one labelled step that all begin
+# together*
+#
+# `train_one_step()` trains one step, and returns when its last kernel has run.
+
+# %%
+# Exercise 5.12: one step under torch.profiler, on every rank
+def record_step(train_one_step, path, **options):
+    """Calls train_one_step() once, and writes the trace of this rank to `path`, a string. options:
+    further arguments of profile, such as with_stack=True; empty at times."""
+    ### BEGIN SOLUTION
+    activities = [ProfilerActivity.CPU]  # gloo's threads are the CPU's; NCCL's kernels are CUDA's
+    if torch.cuda.is_available():
+        activities.append(ProfilerActivity.CUDA)
+    with profile(activities=activities, record_shapes=True, **options) as profiler:
+        dist.barrier()
+        with record_function("labs::step"):
+            train_one_step()
+    profiler.export_chrome_trace(path)
+    ### END SOLUTION
+
+
+# %%
+lab.check_record_step(record_step)
+
+# %% [markdown]
+# With the slow link, `options` contains `experimental_config`: by default, Kineto, the profiler's library,
+# leaves out Python threads that began before the recording, and the slow link is such a thread.
+
+# %% [markdown]
+# ## Communication share of a step
+#
 # Before you record a step, guess: during which share of the step is an all-gather or a reduce-scatter in
 # flight? Write a number between 0 and 1.
 
@@ -88,10 +131,10 @@ labs.guess("5.1", "share of the step that is communication", my_guess)
 # The next cell records up to five steps, until two take equally long, and keeps the fastest one, because
 # disturbances only make a step longer. It also times steps without the profiler. If the recorded step
 # is more than a third longer or shorter than those, the machine was busy: the cell records again, and
-# after several attempts it draws nothing.
+# after several attempts it draws nothing. Until 5.12 is filled in, the lab records with its own function.
 
 # %%
-healthy = lab.record_fsdp(PRESET)
+healthy = lab.record_fsdp(PRESET, record=record_step)
 healthy
 
 # %%
@@ -110,7 +153,8 @@ lab.show_timeline(healthy)
 # none). Its bar lies beneath that frame, or later if a reduce-scatter occupies the link.
 
 # %% [markdown]
-# `healthy` is a list of traces, one per rank. Their files open in Perfetto; the path is printed above.
+# `healthy` is a list of traces, one per rank, that the lab has read from your files. They open in
+# Perfetto; the path is printed above.
 #
 # | What | is |
 # |:--|:--|
@@ -124,14 +168,18 @@ gather = healthy[0].of("all_gather")[1]
 print(f"issued at {gather.issued:.4f} s, in flight from {gather.begin:.4f} to {gather.end:.4f} s")
 print(f"{gather.bytes:,} bytes; the rank computes in {len(healthy[0].compute)} intervals")
 
-# %% [markdown]
-# ## Communication share
+# ## Exposed and overlapped communication
+#
+# Communication is **exposed** while the rank does not compute: the rank only waits. Overlapped
+# communication costs no time, however long it is in flight. So an optimisation can save only the exposed
+# part.
 #
 # On the slow link, one collective is in flight at a time. On a GPU, several can be in flight at the same
-# time, and that time must not be counted twice. A *span* is anything with `begin`, `end` and `seconds`,
-# for example a collective.
+# time, and that time must not be counted twice.
 
 # %% [markdown]
+# A *span* is anything with `begin`, `end` and `seconds`, for example a collective.
+#
 # | Call | returns |
 # |:--|:--|
 # | `lab.union(spans)` | a list of disjoint intervals: the times that at least one span covers |
@@ -144,19 +192,25 @@ print(f"{len(in_flight)} intervals of {1e3 * lab.total_seconds(in_flight):.1f} m
 lab.subtract([(0, 5)], [(1, 2), (4, 9)])
 
 # %% [markdown]
-# ### Exercise 5.1 · Communication share
+# ### Exercise 5.1 · Total and exposed communication
 #
-# *Difficulty 2 of 5 · 5 minutes · target: two shares, each between 0 and 1*
+# *Difficulty 2 of 5 · 10 minutes · target: two shares, each between 0 and 1, of each kind and of all
+# collectives*
 
 # %%
-# Exercise 5.1: the share of the step in each kind of collective
+# Exercise 5.1: shares of the step in which collectives are in flight, and in which the rank only waits
 def communication_share(trace):
-    """{"all_gather": share, "reduce_scatter": share} of trace.seconds, each between 0 and 1."""
+    """{"all_gather": (in flight, exposed), "reduce_scatter": (in flight, exposed), "all": (…)}:
+    shares of trace.seconds. "all" is of trace.collectives, whatever their kinds."""
     shares = {}
     ### BEGIN SOLUTION
-    for kind in ("all_gather", "reduce_scatter"):
-        in_flight = lab.union(trace.of(kind))
-        shares[kind] = lab.total_seconds(in_flight) / trace.seconds
+    groups = {kind: trace.of(kind) for kind in ("all_gather", "reduce_scatter")}
+    groups["all"] = trace.collectives
+    for kind, collectives in groups.items():
+        in_flight = lab.union(collectives)
+        exposed = lab.subtract(in_flight, trace.compute)
+        shares[kind] = (lab.total_seconds(in_flight) / trace.seconds,
+                        lab.total_seconds(exposed) / trace.seconds)
     ### END SOLUTION
     return shares
 
@@ -166,30 +220,6 @@ lab.check_communication_share(communication_share)
 
 # %%
 lab.show_shares(healthy, communication_share)
-
-# %% [markdown]
-# ## Exposed and overlapped communication
-#
-# Communication is **exposed** while the rank does not compute: the rank only waits. Overlapped
-# communication costs no time, however long it is in flight. So an optimisation can save only the exposed
-# part.
-#
-# ### Exercise 5.2 · Exposed communication
-#
-# *Difficulty 2 of 5 · 5 minutes · target: one share, over collectives of every kind*
-
-# %%
-# Exercise 5.2: the share of the step in which the rank only waits for a collective
-def exposed_share(trace):
-    """A number: of trace.seconds, over all of trace.collectives."""
-    ### BEGIN SOLUTION
-    in_flight = lab.union(trace.collectives)
-    return lab.total_seconds(lab.subtract(in_flight, trace.compute)) / trace.seconds
-    ### END SOLUTION
-
-
-# %%
-lab.check_exposed_share(exposed_share)
 
 # %%
 lab.show_seconds(healthy)
@@ -304,7 +334,7 @@ lab.show_all_gathers(healthy, attribute)
 # rank calls before FSDP shards the model.
 
 # %%
-forgotten = lab.record_fsdp(PRESET, "something forgotten", stacks=True,
+forgotten = lab.record_fsdp(PRESET, "something forgotten", stacks=True, record=record_step,
                             before_sharding=lab.watch_activations)
 print(*forgotten[0].of("all_reduce")[0].stack[-5:], sep="\n")
 
@@ -435,7 +465,7 @@ lab.check_no_prefetch(no_prefetch)
 # </details>
 
 # %%
-late = lab.record_fsdp(PRESET, "no prefetch", configure=no_prefetch)
+late = lab.record_fsdp(PRESET, "no prefetch", configure=no_prefetch, record=record_step)
 lab.show_prefetch(healthy, late)
 
 # %% [markdown]
@@ -822,13 +852,13 @@ lab.check_profile_fsdp("profile_fsdp.py")
 lab.torchrun("profile_fsdp.py", ranks=2)
 
 # %% [markdown]
-# Now the lab's reader, and your functions of 5.2 and 5.4, read the files that your script has written. They
+# Now the lab's reader, and your functions of 5.1 and 5.4, read the files that your script has written. They
 # have no slow link, and gloo's all-gathers block where FSDP2 calls them.
 
 # %%
 for path in sorted(Path("traces").glob("*.json*")):
     trace = lab.load(path)
-    print(trace, f"exposed: {exposed_share(trace):.0%}", sep="\n    ")
+    print(trace, f"exposed: {communication_share(trace)['all'][1]:.0%}", sep="\n    ")
     print("    the last all-gather's call site:", call_site(trace.of("all_gather")[-1]))
 
 # %% [markdown]

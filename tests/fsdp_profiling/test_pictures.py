@@ -80,7 +80,7 @@ def test_reduce_scatters_are_in_flight_while_the_next_unit_computes(tmp_path):
     """As on a GPU's stream: a rank does not wait for them where it issues them. The link is so slow
     that no noise matters."""
     config = recorded_runs.RunConfig(SMALL, "of a test of reduce-scatters")
-    for trace, _ in launch(recorded_runs._record, config, Link(latency=0.1), 1, None, tmp_path,
+    for trace, _, _ in launch(recorded_runs._record, config, Link(latency=0.1), 1, None, tmp_path,
                         ranks=2, quiet=True, verify=False):
         work = [span for span in units.unit_spans(trace) if span.category == "backward"]
         assert len(work) == SMALL.layers
@@ -401,7 +401,8 @@ def test_built_small_collective_waits_longer_than_its_bytes_take(shown):
 def test_pictures_say_what_they_show(healthy, solution):
     picture = lab.show_timeline(healthy)
     assert "of a test, rank 1" in repr(picture) and picture.png().startswith(b"\x89PNG")
-    assert "rank 0, both: measured" in repr(lab.show_shares(healthy, solution.communication_share))
+    shares = lab.show_shares(healthy, solution.communication_share)
+    assert "rank 0, all, exposed: measured" in repr(shares)
     assert repr(lab.show_seconds(healthy)).count("all_gather") == 2
     assert repr(lab.show_all_gathers(healthy, solution.attribute)).count("transformer.h.1") == 2
 
