@@ -274,11 +274,10 @@ lab.show_seconds(healthy)
 # |:--|:--|
 # | `trace.enclosing(moment, beginning)` | a list of the labels that contain the moment (seconds) and whose names start with the string `beginning`; outermost first |
 # | `label.name` | a string; a label is a span, too |
-# | `lab.unit_of(label.name)` | the unit, a string; `"root"` where none is named |
 
 # %%
 label = healthy[0].enclosing(healthy[0].seconds / 4, "labs::")[-1]
-label.name, lab.unit_of("FSDP::all_gather (transformer.h.2)"), lab.unit_of("FSDP::all_gather")
+label.name, [one.name for one in healthy[0].enclosing(gather.issued, "FSDP::")]
 
 # %% [markdown]
 # ### Exercise 5.3 · Unit and phase of an all-gather
@@ -292,12 +291,15 @@ label.name, lab.unit_of("FSDP::all_gather (transformer.h.2)"), lab.unit_of("FSDP
 # %%
 # Exercise 5.3: the unit and the phase that an all-gather belongs to
 def attribute(trace, collective):
-    """(unit, phase), for example ("transformer.h.2", "backward")."""
+    """(unit, phase), for example ("transformer.h.2", "backward") or ("root", "forward")."""
     ### BEGIN SOLUTION
     label = trace.enclosing(collective.issued, "FSDP::all_gather")[-1]
+    unit = "root"
+    if "(" in label.name:
+        unit = label.name.split("(")[1].rstrip(")")
     for phase in ("forward", "backward"):
         if trace.enclosing(collective.issued, f"labs::{phase}"):
-            return lab.unit_of(label.name), phase
+            return unit, phase
     ### END SOLUTION
 
 
@@ -309,8 +311,8 @@ lab.check_attribute(attribute)
 #
 # A label encloses the *call* of a collective, not the time in flight: after the call the program enters
 # other labels. First find the labels that begin with `FSDP::all_gather` and enclose the call. If there
-# are several, take the innermost one. It gives the unit. Then find the phase: which of its two labels
-# encloses the same moment?
+# are several, take the innermost one. Its name gives the unit, in brackets. Then find the phase: which of
+# the two labels encloses the same moment?
 #
 # </details>
 
@@ -339,17 +341,20 @@ forgotten = lab.record_fsdp(PRESET, "something forgotten", stacks=True, record=r
 print(*forgotten[0].of("all_reduce")[0].stack[-5:], sep="\n")
 
 # %% [markdown]
-# ### Exercise 5.4 · Call site of a collective
+# ### Exercise 5.4 · Call sites, and their exposed time
 #
-# *Difficulty 2 of 5 · 5 minutes · target: one string of the stack*
+# *Difficulty 3 of 5 · 10 minutes · target: one string of the stack; exposed seconds of each such string*
 #
 # Most frames of a stack belong to libraries. `lab.LIBRARIES` is a tuple of words: a frame that contains
 # one of them belongs to a library.
+#
+# A collective that FSDP calls is called inside of a label that begins with `FSDP::`. All others are
+# somebody's own.
 
 # %%
-# Exercise 5.4: the innermost frame that is no library's
+# Exercise 5.4: who calls collectives that are not FSDP's, and how long the rank waits for them
 def call_site(collective):
-    """One of the strings of collective.stack, unchanged."""
+    """The innermost frame that is no library's: one string of collective.stack, unchanged."""
     ### BEGIN SOLUTION
     for frame in reversed(collective.stack):
         if not any(word in frame for word in lab.LIBRARIES):
@@ -357,11 +362,35 @@ def call_site(collective):
     ### END SOLUTION
 
 
-# %%
-lab.check_call_site(call_site)
+def exposed_by_call_site(trace):
+    """{call site: exposed seconds of all its collectives}, for those that FSDP does not call."""
+    seconds = {}
+    ### BEGIN SOLUTION
+    for collective in trace.collectives:
+        if not trace.enclosing(collective.issued, "FSDP::"):
+            exposed = lab.subtract([(collective.begin, collective.end)], trace.compute)
+            site = call_site(collective)
+            seconds[site] = seconds.get(site, 0) + lab.total_seconds(exposed)
+    ### END SOLUTION
+    return seconds
+
 
 # %%
-lab.show_non_fsdp_collectives(forgotten, call_site)
+lab.check_call_site(call_site, exposed_by_call_site)
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# First function: the outermost frame stands first, so search from the end of the stack.
+#
+# Second function: go through all collectives, of every kind. Leave out those whose call lies in one of FSDP's
+# labels, as in 5.3. For each of the others, subtract the intervals of computing from its own interval, and
+# add the seconds to those of its call site.
+#
+# </details>
+
+# %%
+lab.show_non_fsdp_collectives(forgotten, call_site, exposed_by_call_site)
 
 # %% [markdown]
 # **Notice:** compare the two columns of milliseconds: the 4 bytes take almost no time on the link, but
@@ -649,9 +678,14 @@ lab.show_waiting(slow_runs)
 # How long is a collective in flight on a given link? Every collective has a latency, even a very small
 # one. In addition, its bytes take time. In a ring, each rank receives all pieces but its own.
 #
-# ### Exercise 5.9 · Time of a ring all-gather
+# In the middle of backward, each layer computes, all-gathers the next layer and reduce-scatters its own
+# gradients. Both collectives take equally long, one after the other on one link. How long does the layer take
+# with prefetch, and without it, as your two timelines show?
+
+# %% [markdown]
+# ### Exercise 5.9 · Time of a collective, and of a layer
 #
-# *Difficulty 2 of 5 · 5 minutes · target: one formula with two terms*
+# *Difficulty 2 of 5 · 10 minutes · target: a formula with two terms; one layer with and without prefetch*
 
 # %%
 # Exercise 5.9: seconds of a ring all-gather, or reduce-scatter
@@ -663,26 +697,36 @@ def collective_seconds(nbytes, ranks, bandwidth, latency):
     ### END SOLUTION
 
 
+def layer_seconds(in_flight, computing, prefetch):
+    """Seconds of one layer of backward. in_flight: seconds of one of its two collectives."""
+    ### BEGIN SOLUTION
+    communicating = 2 * in_flight  # the next layer's all-gather, and the reduce-scatter
+    if prefetch:
+        return max(computing, communicating)
+    return computing + communicating
+    ### END SOLUTION
+
+
 # %%
-lab.check_collective_seconds(collective_seconds)
+lab.check_collective_seconds(collective_seconds, layer_seconds)
 
 # %% [markdown]
-# The chart uses your function to model forward and backward of Llama-2-7B, with one layer of 405 MB per
+# The chart uses your first function to model forward and backward of Llama-2-7B, with one layer of 405 MB per
 # unit. It is a *model, not a measurement*: the A100s compute at 40 % of their peak, and each rank has one
 # link, which nothing else uses. The latencies are those of NCCL's own cost model.
 #
 # On which link does prefetch gain most: in milliseconds, and as a share of the step?
 
 # %%
-lab.show_links(collective_seconds)
+lab.show_links(collective_seconds, layer_seconds)
 
 # %% [markdown]
 # **Notice:** prefetch gains the largest *share* of the step on PCIe. There an all-gather takes nearly as
 # long as a layer's forward, so prefetch hides it.
 #
 # NVLink exposes little even without prefetch. On the network prefetch gains more milliseconds, but a
-# smaller share: over half of the communication is exposed in any order. Per layer of backward, the gain is
-# the shorter of two times: communication (both collectives) and computing.
+# smaller share: over half of the communication is exposed in any order. Per layer of backward (the lines
+# below the chart), the gain is the shorter of two times: communication (both collectives) and computing.
 
 # %% [markdown]
 # ## Unit size

@@ -45,6 +45,6 @@ if TYPE_CHECKING:
     )
     from labs.meters.trace import subtract, total_seconds, union
     from labs.meters.trace_file import load
-    from labs.meters.trace_units import gradients_done, unit_of
+    from labs.meters.trace_units import gradients_done
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__)
