@@ -37,6 +37,7 @@
 # %%
 import gzip
 import json
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -460,40 +461,52 @@ my_guess = 10
 labs.guess("5.6", "what prefetch off costs, in percent of the throughput", my_guess)
 
 # %% [markdown]
-# | Call | does |
-# |:--|:--|
-# | `unit.set_modules_to_backward_prefetch([other, ...])` | sets the units that `unit` prefetches while it computes its gradients |
+# | Call | sets which units `unit` prefetches | an empty list means |
+# |:--|:--|:--|
+# | `unit.set_modules_to_backward_prefetch([other, …])` | while it computes its gradients | the default: the unit before it |
+# | `unit.set_modules_to_forward_prefetch([other, …])` | while it computes its forward | none, which is the default |
 #
-# An empty list means the default, the next unit. Prefetching a unit that is already unsharded is a no-op.
+# The all-gathers are issued in the order of the list. Prefetching a unit that is already unsharded is a
+# no-op.
+
+# %% [markdown]
+# ### Exercise 5.6 · Number of prefetched units
 #
-# ### Exercise 5.6 · Backward without prefetch
-#
-# *Difficulty 3 of 5 · 10 minutes · target: every unit but the first of backward is late; nothing is
-# gathered twice*
+# *Difficulty 3 of 5 · 20 minutes · target: exactly as many units are prefetched as the two numbers say;
+# nothing is gathered twice*
 
 # %%
-# Exercise 5.6: no unit fetches another in backward
-def no_prefetch(blocks):
-    """blocks: a list of the FSDP units of a model in forward order, without the root."""
+# Exercise 5.6: how many units each unit prefetches, in forward and in backward
+def set_prefetch(blocks, forward=0, backward=1):
+    """blocks: a list of the FSDP units of a model in forward order, without the root. Each
+    prefetches the next `forward` ones in forward, and the `backward` ones before it in backward."""
     ### BEGIN SOLUTION
-    for block in blocks:
-        block.set_modules_to_backward_prefetch([block])
+    for number, block in enumerate(blocks):
+        following = blocks[number + 1:number + 1 + forward]
+        preceding = blocks[max(0, number - backward):number][::-1]  # the nearest one first
+        block.set_modules_to_forward_prefetch(following)
+        # An empty list would mean the default. A unit that is computing is there already.
+        block.set_modules_to_backward_prefetch(preceding or [block])
     ### END SOLUTION
 
 
 # %%
-lab.check_no_prefetch(no_prefetch)
+lab.check_set_prefetch(set_prefetch)
 
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# You cannot name *no unit*, because an empty list means the default. Which unit is certainly unsharded
-# while a block computes its gradients? A unit whose backward is finished is not: it has been resharded
-# and would be gathered again.
+# For each block, make two lists: the blocks after it, and the blocks before it in backward's order. At both
+# ends of the model the lists are shorter.
+#
+# With `backward=0` you cannot name *no unit*, because an empty list means the default. Which unit is
+# certainly unsharded while a block computes its gradients? A unit whose backward is finished is not: it has
+# been resharded and would be gathered again.
 #
 # </details>
 
 # %%
+no_prefetch = partial(set_prefetch, backward=0)
 late = lab.record_fsdp(PRESET, "no prefetch", configure=no_prefetch, record=record_step)
 lab.show_prefetch(healthy, late)
 
@@ -508,33 +521,14 @@ lab.show_prefetch(healthy, late)
 # ## Forward prefetch
 #
 # On a GPU the CPU runs ahead of the kernels, so the next all-gather is in the queue long before it is
-# needed. Where the CPU cannot run ahead, as on CPU ranks, you name the next units yourself:
-# `unit.set_modules_to_forward_prefetch([next, ...])`. Here an empty list means none.
+# needed. Where the CPU cannot run ahead, as on CPU ranks, you name the next units yourself, as
+# `set_prefetch(blocks, forward=1)` does.
 #
 # Every prefetched block takes memory. How many should you prefetch, if one all-gather takes less time
 # than one block computes? Decide before you read the table below.
 
-# %% [markdown]
-# ### Exercise 5.7 · Forward prefetch and its memory
-#
-# *Difficulty 2 of 5 · 10 minutes · target: exactly `ahead` blocks are prefetched in forward; backward
-# does not change*
-
 # %%
-# Exercise 5.7: each unit fetches the next `ahead` ones in forward
-def forward_prefetch(blocks, ahead=1):
-    """blocks: a list of the FSDP units of a model in forward order, without the root."""
-    ### BEGIN SOLUTION
-    for number, block in enumerate(blocks):
-        block.set_modules_to_forward_prefetch(blocks[number + 1:number + 1 + ahead])
-    ### END SOLUTION
-
-
-# %%
-lab.check_forward_prefetch(forward_prefetch)
-
-# %%
-lab.show_ahead(PRESET, forward_prefetch)
+lab.show_ahead(PRESET, set_prefetch)
 
 # %% [markdown]
 # **Notice:** the lines below the table say how many milliseconds each further block saves, and how much
@@ -558,7 +552,7 @@ lab.show_ahead(PRESET, forward_prefetch)
 
 # %%
 variants = {"default prefetch": None, "no prefetch": no_prefetch,
-            "forward prefetch too": forward_prefetch}
+            "forward prefetch too": partial(set_prefetch, forward=1)}
 lab.show_throughput(PRESET, variants)
 
 # %% [markdown]

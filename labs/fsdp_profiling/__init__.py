@@ -26,13 +26,7 @@ if TYPE_CHECKING:
     )
     from labs.fsdp_profiling.exposed_seconds import check_exposed_seconds, show_own_reader
     from labs.fsdp_profiling.fetched_late import check_fetched_late
-    from labs.fsdp_profiling.forward_prefetch import (
-        check_forward_prefetch,
-        show_ahead,
-        show_throughput,
-    )
     from labs.fsdp_profiling.injected_faults import watch_activations
-    from labs.fsdp_profiling.no_prefetch import check_no_prefetch, show_prefetch
     from labs.fsdp_profiling.profile_fsdp import check_profile_fsdp
     from labs.fsdp_profiling.record_step import check_record_step
     from labs.fsdp_profiling.recorded_runs import preset
@@ -42,6 +36,12 @@ if TYPE_CHECKING:
         record_fsdp,
         show_timeline,
         slow_runs,
+    )
+    from labs.fsdp_profiling.set_prefetch import (
+        check_set_prefetch,
+        show_ahead,
+        show_prefetch,
+        show_throughput,
     )
     from labs.meters.trace import subtract, total_seconds, union
     from labs.meters.trace_file import load

@@ -4,7 +4,14 @@ with and without prefetch."""
 from collections.abc import Callable
 from dataclasses import replace
 
-from labs.checks.numbers import Cause, judge_number, require_signature
+from labs.checks.numbers import (
+    Cause,
+    Mistake,
+    common_cause,
+    judge_number,
+    require_number,
+    require_signature,
+)
 from labs.checks.verdicts import check, shows
 from labs.fsdp_profiling import step_model
 from labs.pictures import phases
@@ -33,14 +40,15 @@ def check_collective_seconds(collective_seconds, layer_seconds):
                      _causes(nbytes, ranks, bandwidth, latency),
                      f"{nbytes:.0e} bytes on {ranks} ranks at {bandwidth:.3g} bytes/s, "
                      f"{latency:.3g} s of latency: the time", "s", abs_tol=0)
-    for in_flight, computing in _LAYERS:
-        for prefetch in (True, False):
+    for prefetch in (True, False):
+        answers = [require_number(layer_seconds(*layer, prefetch), "layer_seconds(…)")
+                   for layer in _LAYERS]
+        for at, (in_flight, computing) in enumerate(_LAYERS):
             # Both collectives of a layer pass the link. With prefetch they overlap with computing,
             # and the longer of the two decides; without, all wait for one another.
             both = 2 * in_flight
-            want = max(computing, both) if prefetch else computing + both
-            judge_number(layer_seconds(in_flight, computing, prefetch), want,
-                         _layer_causes(in_flight, computing, prefetch),
+            judge_number(answers[at], max(computing, both) if prefetch else computing + both,
+                         common_cause(_MISTAKES[prefetch], _LAYERS, answers, at),
                          f"a collective of {in_flight:g} s, {computing:g} s of computing, "
                          f"prefetch={prefetch}: the layer's time", "s")
     return ("the latency, and (N-1)/N of the tensor through the link, on 2, 4, 5 and 8 ranks; a "
@@ -48,34 +56,33 @@ def check_collective_seconds(collective_seconds, layer_seconds):
             "prefetch")
 
 
-def _layer_causes(in_flight, computing, prefetch) -> list[Cause]:
-    both = 2 * in_flight
-    common = [
-        Cause("leaves_out_reduce_scatter", max(computing, in_flight) if prefetch
-              else computing + in_flight, "that is with one collective",
-              "A layer of backward has two: an all-gather and a reduce-scatter."),
-        Cause("exposed_alone", max(0.0, both - computing) if prefetch else both,
-              "that is the exposed communication alone", "Return the seconds of the layer."),
-        Cause("computing_alone", computing, "that is computing alone",
-              "What is exposed takes time, too.")]
-    if prefetch:
-        return [*common,
-                Cause("adds_overlapped", computing + both,
-                      "as if nothing overlapped", "With prefetch the two overlap: the longer of "
-                      "them decides."),
-                Cause("shorter_of_two", min(computing, both), "that is the shorter of the two",
-                      "The layer is over when both are."),
-                Cause("one_hidden", max(computing, in_flight) + in_flight,
-                      "as if one of the two collectives overlapped",
-                      "Both overlap: the next all-gather and the last reduce-scatter.")]
-    return [*common,
-            Cause("overlaps_without_prefetch", max(computing, both), "as if both overlapped",
-                  "Without prefetch the all-gather is issued when the layer before is done, and "
-                  "queues behind its reduce-scatter."),
-            Cause("reduce_scatter_hidden", max(computing, in_flight) + in_flight,
-                  "as if one of the two collectives overlapped",
-                  "The late all-gather queues behind the reduce-scatter, so that the rank waits "
-                  "for both.")]
+def _alike(number_with: Callable, number_without: Callable, code: str, sentence: str,
+           hint: str) -> tuple[Mistake, Mistake]:
+    """A mistake with prefetch, and the same one without. Each number is one of (seconds of a
+    collective, of computing)."""
+    return tuple(Mistake(code, lambda layer, number=number: number(*layer), sentence, hint)
+                 for number in (number_with, number_without))
+
+
+_BOTH = (
+    _alike(lambda f, c: c, lambda f, c: c, "computing_alone", "that is computing alone",
+           "What is exposed takes time, too."),
+    _alike(lambda f, c: max(0.0, 2 * f - c), lambda f, c: 2 * f, "exposed_alone",
+           "that is the exposed communication alone", "Return the seconds of the layer."),
+    _alike(lambda f, c: max(c, f), lambda f, c: c + f, "leaves_out_reduce_scatter",
+           "that is with one collective",
+           "A layer of backward has two: an all-gather and a reduce-scatter."),
+    _alike(lambda f, c: c + 2 * f, lambda f, c: max(c, 2 * f), "exchanges_the_cases",
+           "that is the other case", "With prefetch, communication and computing overlap."),
+    _alike(lambda f, c: max(c, f) + f, lambda f, c: max(c, f) + f, "one_hidden",
+           "as if one of the two collectives overlapped", "With prefetch both overlap. Without it, "
+           "the late all-gather queues behind the reduce-scatter, and the rank waits for both."))
+# prefetch -> mistakes
+_MISTAKES = {
+    True: [*(one for one, _ in _BOTH), Mistake(
+        "shorter_of_two", lambda layer: min(layer[1], 2 * layer[0]),
+        "that is the shorter of the two", "The layer is over when both are.")],
+    False: [one for _, one in _BOTH]}
 
 
 def _causes(nbytes, ranks, bandwidth, latency) -> list[Cause]:

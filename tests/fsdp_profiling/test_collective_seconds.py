@@ -47,18 +47,18 @@ def test_wrong(answer, expected):
 
 
 LAYER = [
-    (lambda f, c, p: None, "not_a_number layer's"), (lambda f, c: f, "wrong_signature"),
+    (lambda f, c, p: None, "not_a_number layer_seconds"), (lambda f, c: f, "wrong_signature"),
     (lambda f, c, p: c, "computing_alone"),
-    (lambda f, c, p: c + 2 * f, "adds_overlapped"),
-    (lambda f, c, p: max(c, 2 * f), "overlaps_without_prefetch"),
+    (lambda f, c, p: c + 2 * f, "exchanges_the_cases"),
+    (lambda f, c, p: max(c, 2 * f), "exchanges_the_cases"),
     (lambda f, c, p: max(c, f) if p else c + f, "leaves_out_reduce_scatter"),
     (lambda f, c, p: max(c, 2 * f) if p else c + f, "leaves_out_reduce_scatter"),
     (lambda f, c, p: min(c, 2 * f) if p else c + 2 * f, "shorter_of_two"),
     (lambda f, c, p: max(0, 2 * f - c) if p else 2 * f, "exposed_alone"),
     (lambda f, c, p: max(c, f) + f if p else c + 2 * f, "one_hidden"),
-    (lambda f, c, p: max(c, 2 * f) if p else max(c, f) + f, "reduce_scatter_hidden"),
-    (lambda f, c, p: c + 2 * f if p else max(c, 2 * f), "adds_overlapped"),
-    (lambda f, c, p: 0.0, "exposed_alone"), (lambda f, c, p: c * 2 * f, "wrong_number")]
+    (lambda f, c, p: max(c, 2 * f) if p else max(c, f) + f, "one_hidden"),
+    (lambda f, c, p: c + 2 * f if p else max(c, 2 * f), "exchanges_the_cases"),
+    (lambda f, c, p: 0.0, "wrong_number"), (lambda f, c, p: c * 2 * f, "wrong_number")]
 
 
 @pytest.mark.parametrize("answer, expected", LAYER)

@@ -78,7 +78,7 @@ WRONG = [
      "counts_other_collectives_too"),
     (lambda trace: {kind: (total, waited(trace, trace.collectives)) for kind, (total, _) in
                     right.communication_share(trace).items()},
-     "counts_other_collectives_too|wrong_number"),
+     "counts_other_collectives_too|all_communication"),
     (each(lambda trace, spans: 0.123), "wrong_number 0.123"),
     (each(lambda trace, spans: sum(one.seconds for one in spans) / trace.seconds),
      "overlaps_counted_twice"),

@@ -5,6 +5,7 @@ import math
 import re
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import cloudpickle
@@ -19,9 +20,9 @@ from labs.checks.verdicts import Verdict
 from labs.fsdp_profiling import (
     call_site,
     diagnose,
-    forward_prefetch,
     recorded_runs,
     scaffold,
+    set_prefetch,
     shared_recording,
     step_model,
     synthetic_files,
@@ -219,7 +220,7 @@ def test_causes_are_injected_and_named_in_runs_recorded_again(solution, monkeypa
     ((40, 20, 12), ["1 ahead saves 20.0 ms", "2 ahead saves 8.0 ms"]),
     ((40, 39, 60), ["1 ahead saves nothing (-1.0 ms)", "2 ahead costs 21.0 ms"])])
 def test_what_each_block_ahead_saves_is_said_as_it_was_measured(exposed, said):
-    table = forward_prefetch.ahead_table((0, 1, 2), exposed, (1, 2, 3), (800_000,) * 3)
+    table = set_prefetch.ahead_table((0, 1, 2), exposed, (1, 2, 3), (800_000,) * 3)
     assert all(sentence in repr(table) for sentence in said)
 
 
@@ -418,7 +419,8 @@ def test_other_collectives_are_those_that_fsdp_did_not_call(solution):
 
 
 def test_throughput_is_measured_in_turns_on_the_link(solution):
-    picture = lab.show_throughput(SMALL, {"default": None, "off": solution.no_prefetch}, rounds=2)
+    off = partial(solution.set_prefetch, backward=0)
+    picture = lab.show_throughput(SMALL, {"default": None, "off": off}, rounds=2)
     assert [row.name for row in picture.data] == ["default", "off"]
     assert all(row.measured > 0 for row in picture.data)
     assert "median of 2 turns" in repr(picture)
@@ -429,7 +431,7 @@ def test_blocks_gathered_ahead_take_memory(solution, monkeypatch):
     # Other tests run at the same time: only what is counted is judged.
     monkeypatch.setattr(typical_step, "MAX_DEVIATION", math.inf)
     monkeypatch.setattr(recorded_runs, "FEW_ROUNDS", 1)
-    table = lab.show_ahead(SMALL, solution.forward_prefetch)
+    table = lab.show_ahead(SMALL, solution.set_prefetch)
     assert [row[0] for row in table.rows] == [0, 1, 2]
     assert [row[2] for row in table.rows] == [1, 2, 3]
     block = 4 * (12 * SMALL.hidden**2 + 13 * SMALL.hidden) / 1e6
@@ -440,7 +442,7 @@ def test_blocks_gathered_ahead_take_memory(solution, monkeypatch):
 def test_steps_that_another_program_disturbed_are_not_shown(solution, monkeypatch):
     monkeypatch.setattr(typical_step, "MAX_DEVIATION", 0.0)
     monkeypatch.setattr(recorded_runs, "FEW_ROUNDS", 1)
-    verdict = lab.show_ahead(SMALL, solution.forward_prefetch, ahead=(1,))
+    verdict = lab.show_ahead(SMALL, solution.set_prefetch, ahead=(1,))
     assert verdict.passed is None and "run the cell that recorded it again" in str(verdict)
 
 
