@@ -72,9 +72,9 @@ PRESET
 #
 # | `torch.profiler` | does |
 # |:--|:--|
-# | `with profile(activities=[…], record_shapes=True) as profiler:` | records; `ProfilerActivity.CPU` and `.CUDA` are what, shapes give the bytes of collectives |
+# | `with profile(activities=[…], record_shapes=True) as profiler:` | records; the activities are `ProfilerActivity.CPU` and, where a GPU is, `ProfilerActivity.CUDA`; shapes give the bytes of collectives |
 # | `with record_function("labs::step"):` | a label: the lab's reader takes the step's begin and end from it |
-# | `profiler.export_chrome_trace(path)` | writes the file, after the profiler has stopped |
+# | `profiler.export_chrome_trace(…)` | writes the file, after the profiler has stopped |
 
 # %% [markdown]
 # Two things are special to several ranks:
@@ -112,8 +112,8 @@ def record_step(train_one_step, path, **options):
 lab.check_record_step(record_step)
 
 # %% [markdown]
-# With the slow link, `options` contains `experimental_config`: by default, Kineto, the profiler's library,
-# leaves out Python threads that began before the recording, and the slow link is such a thread.
+# With the slow link, `options` contains an `experimental_config`. By default, Kineto, the profiler's
+# library, leaves out Python threads that began before the recording, and the slow link is such a thread.
 
 # %% [markdown]
 # ## Communication share of a step
@@ -154,13 +154,12 @@ lab.show_timeline(healthy)
 # none). Its bar lies beneath that frame, or later if a reduce-scatter occupies the link.
 
 # %% [markdown]
-# `healthy` is a list of traces, one per rank, that the lab has read from your files. They open in
-# Perfetto; the path is printed above.
+# `healthy` is a list of traces, one per rank, read from your files (paths above).
 #
 # | What | is |
 # |:--|:--|
 # | `trace.seconds` | the duration of the step |
-# | `trace.of(kind)` | a list of collectives of one kind, in the order in which they were issued; `trace.collectives` is a tuple of all |
+# | `trace.of(kind)` | a list of collectives of one kind, in order of issue; `trace.collectives` is a tuple of all |
 # | `one.issued`, `one.begin`, `one.end` | of a collective, in seconds: its call, and both ends of its bar; also `one.seconds`, `one.bytes`, `one.kind` |
 # | `trace.compute` | disjoint intervals, tuples `(begin, end)`, in which the rank computes |
 
@@ -169,6 +168,7 @@ gather = healthy[0].of("all_gather")[1]
 print(f"issued at {gather.issued:.4f} s, in flight from {gather.begin:.4f} to {gather.end:.4f} s")
 print(f"{gather.bytes:,} bytes; the rank computes in {len(healthy[0].compute)} intervals")
 
+# %% [markdown]
 # ## Exposed and overlapped communication
 #
 # Communication is **exposed** while the rank does not compute: the rank only waits. Overlapped
@@ -199,7 +199,7 @@ lab.subtract([(0, 5)], [(1, 2), (4, 9)])
 # collectives*
 
 # %%
-# Exercise 5.1: shares of the step in which collectives are in flight, and in which the rank only waits
+# Exercise 5.1: shares of the step in which collectives are in flight, and are exposed
 def communication_share(trace):
     """{"all_gather": (in flight, exposed), "reduce_scatter": (in flight, exposed), "all": (…)}:
     shares of trace.seconds. "all" is of trace.collectives, whatever their kinds."""
@@ -353,7 +353,7 @@ print(*forgotten[0].of("all_reduce")[0].stack[-5:], sep="\n")
 # somebody's own.
 
 # %%
-# Exercise 5.4: who calls collectives that are not FSDP's, and how long the rank waits for them
+# Exercise 5.4: who calls a collective
 def call_site(collective):
     """The innermost frame that is no library's: one string of collective.stack, unchanged."""
     ### BEGIN SOLUTION
@@ -363,6 +363,8 @@ def call_site(collective):
     ### END SOLUTION
 
 
+# %%
+# Exercise 5.4, continued: how long the rank waits for the calls of each call site
 def exposed_by_call_site(trace):
     """{call site: exposed seconds of all its collectives}, for those that FSDP does not call."""
     seconds = {}
@@ -672,9 +674,9 @@ lab.show_waiting(slow_runs)
 # How long is a collective in flight on a given link? Every collective has a latency, even a very small
 # one. In addition, its bytes take time. In a ring, each rank receives all pieces but its own.
 #
-# In the middle of backward, each layer computes, all-gathers the next layer and reduce-scatters its own
-# gradients. Both collectives take equally long, one after the other on one link. How long does the layer take
-# with prefetch, and without it, as your two timelines show?
+# In backward, each layer computes, and has two equally long collectives on one link: an all-gather of the
+# next layer, and a reduce-scatter. In your two timelines, which of the three overlap with prefetch, and which
+# without it?
 
 # %% [markdown]
 # ### Exercise 5.9 · Time of a collective, and of a layer
@@ -851,16 +853,14 @@ lab.show_own_reader(exposed_seconds, healthy, late)
 # %% [markdown]
 # ## Profiling a training script
 #
-# In this notebook the lab recorded steps for you. In a job you write the call: a long run records a few
-# of its steps, and each rank writes a file.
+# Your `record_step` records one step that the lab has chosen. A long run chooses a few of its own steps by a
+# schedule, and records them with stacks.
 #
 # | `torch.profiler` | does |
 # |:--|:--|
 # | `profile(schedule=…, with_stack=True)` | records; its `on_trace_ready`, a function of the profiler, is called after the active steps |
 # | `schedule(wait=…, warmup=…, active=…, repeat=1)` | which steps: not recorded, discarded, kept |
 # | `profiler.step()` | marks the end of a step |
-# | `profiler.export_chrome_trace(path)` | writes the trace |
-# | `with record_function("forward"):` | a label |
 
 # %% [markdown]
 # ### Exercise 5.11 · `profile_fsdp.py`
@@ -906,7 +906,7 @@ for path in sorted(Path("traces").glob("*.json*")):
 # %% [markdown]
 # ## I can …
 #
-# - record some steps of a job with `torch.profiler`, and open the trace
+# - record a step on every rank with `torch.profiler`, or some steps of a job, and open the traces
 # - compute the exposed share of a step from spans
 # - explain why the moment of the call, not the time in flight, shows which unit an all-gather serves
 # - explain what a stream, an event and `record_stream` are for

@@ -114,8 +114,8 @@ def _judge_forward(trace, ahead, what):
         if missing := [name for name in wanted if name not in issued]:
             raise Wrong(f"{what}: in forward, the all-gather of {missing[0]} is issued only when "
                         f"{unit} is done",
-                        "Each block names the `forward` blocks that come after it, in a list; those "
-                        "at the end name fewer.", code="not_prefetched")
+                        "Each block names the `forward` blocks that come after it, in a list; "
+                        "those at the end name fewer.", code="not_prefetched")
         if extra := [name for name in issued if name not in wanted]:
             raise Wrong(f"{what}: in forward, the all-gather of {extra[0]} is issued before {unit} "
                         f"is done: {len(issued) - number - 1} blocks ahead",
