@@ -37,7 +37,12 @@
 # %%
 import gzip
 import json
+from functools import partial
 from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile, record_function
 
 import labs
 import labs.fsdp_profiling as lab
@@ -63,17 +68,56 @@ PRESET
 # </details>
 
 # %% [markdown]
-# `lab.record_fsdp` trains FSDP2 on real ranks. Each rank records a step in this way (in exercise 5.11 you
-# write the call yourself, with a schedule of steps):
+# `lab.record_fsdp` trains FSDP2 on real ranks. Each rank records its steps with your function.
 #
-# ```python
-# with torch.profiler.profile(record_shapes=True, with_stack=False) as recorded:
-#     with torch.profiler.record_function("labs::step"):  # a label in the trace
-#         train_one_step()
-# recorded.export_chrome_trace("healthy_rank0.json.gz")
-# ```
+# | `torch.profiler` | does |
+# |:--|:--|
+# | `with profile(activities=[…], record_shapes=True) as profiler:` | records; the activities are `ProfilerActivity.CPU` and, where a GPU is, `ProfilerActivity.CUDA`; shapes give the bytes of collectives |
+# | `with record_function("labs::step"):` | a label: the lab's reader takes the step's begin and end from it |
+# | `profiler.export_chrome_trace(…)` | writes the file, after the profiler has stopped |
 
 # %% [markdown]
+# Two things are special to several ranks:
+#
+# - Profilers do not start at the same time on all ranks. Without a barrier between the start and the step,
+#   the step's first collective waits for the last rank.
+# - Each rank writes a file of its own.
+
+# %% [markdown]
+# ### Exercise 5.12 · Recording one step
+#
+# *Difficulty 2 of 5 · 10 minutes · target: one trace from each rank, of one labelled step that all begin
+# together*
+#
+# `train_one_step()` trains one step, and returns when its last kernel has run.
+
+# %%
+# Exercise 5.12: one step under torch.profiler, on every rank
+def record_step(train_one_step, path, **options):
+    """Calls train_one_step() once, and writes the trace of this rank to `path`, a string. options:
+    further arguments of profile, such as with_stack=True; empty at times."""
+    ### BEGIN SOLUTION
+    activities = [ProfilerActivity.CPU]  # gloo's threads are the CPU's; NCCL's kernels are CUDA's
+    if torch.cuda.is_available():
+        activities.append(ProfilerActivity.CUDA)
+    with profile(activities=activities, record_shapes=True, **options) as profiler:
+        dist.barrier()
+        with record_function("labs::step"):
+            train_one_step()
+    profiler.export_chrome_trace(path)
+    ### END SOLUTION
+
+
+# %%
+lab.check_record_step(record_step)
+
+# %% [markdown]
+# With the slow link, `options` contains an `experimental_config`. By default, Kineto, the profiler's
+# library, leaves out Python threads that began before the recording, and the slow link is such a thread.
+
+# %% [markdown]
+# ## Communication share of a step
+#
 # Before you record a step, guess: during which share of the step is an all-gather or a reduce-scatter in
 # flight? Write a number between 0 and 1.
 
@@ -88,10 +132,10 @@ labs.guess("5.1", "share of the step that is communication", my_guess)
 # The next cell records up to five steps, until two take equally long, and keeps the fastest one, because
 # disturbances only make a step longer. It also times steps without the profiler. If the recorded step
 # is more than a third longer or shorter than those, the machine was busy: the cell records again, and
-# after several attempts it draws nothing.
+# after several attempts it draws nothing. Until 5.12 is filled in, the lab records with its own function.
 
 # %%
-healthy = lab.record_fsdp(PRESET)
+healthy = lab.record_fsdp(PRESET, record=record_step)
 healthy
 
 # %%
@@ -110,12 +154,12 @@ lab.show_timeline(healthy)
 # none). Its bar lies beneath that frame, or later if a reduce-scatter occupies the link.
 
 # %% [markdown]
-# `healthy` is a list of traces, one per rank. Their files open in Perfetto; the path is printed above.
+# `healthy` is a list of traces, one per rank, read from your files (paths above).
 #
 # | What | is |
 # |:--|:--|
 # | `trace.seconds` | the duration of the step |
-# | `trace.of(kind)` | a list of collectives of one kind, in the order in which they were issued; `trace.collectives` is a tuple of all |
+# | `trace.of(kind)` | a list of collectives of one kind, in order of issue; `trace.collectives` is a tuple of all |
 # | `one.issued`, `one.begin`, `one.end` | of a collective, in seconds: its call, and both ends of its bar; also `one.seconds`, `one.bytes`, `one.kind` |
 # | `trace.compute` | disjoint intervals, tuples `(begin, end)`, in which the rank computes |
 
@@ -125,13 +169,18 @@ print(f"issued at {gather.issued:.4f} s, in flight from {gather.begin:.4f} to {g
 print(f"{gather.bytes:,} bytes; the rank computes in {len(healthy[0].compute)} intervals")
 
 # %% [markdown]
-# ## Communication share
+# ## Exposed and overlapped communication
+#
+# Communication is **exposed** while the rank does not compute: the rank only waits. Overlapped
+# communication costs no time, however long it is in flight. So an optimisation can save only the exposed
+# part.
 #
 # On the slow link, one collective is in flight at a time. On a GPU, several can be in flight at the same
-# time, and that time must not be counted twice. A *span* is anything with `begin`, `end` and `seconds`,
-# for example a collective.
+# time, and that time must not be counted twice.
 
 # %% [markdown]
+# A *span* is anything with `begin`, `end` and `seconds`, for example a collective.
+#
 # | Call | returns |
 # |:--|:--|
 # | `lab.union(spans)` | a list of disjoint intervals: the times that at least one span covers |
@@ -144,19 +193,25 @@ print(f"{len(in_flight)} intervals of {1e3 * lab.total_seconds(in_flight):.1f} m
 lab.subtract([(0, 5)], [(1, 2), (4, 9)])
 
 # %% [markdown]
-# ### Exercise 5.1 · Communication share
+# ### Exercise 5.1 · Total and exposed communication
 #
-# *Difficulty 2 of 5 · 5 minutes · target: two shares, each between 0 and 1*
+# *Difficulty 2 of 5 · 10 minutes · target: two shares, each between 0 and 1, of each kind and of all
+# collectives*
 
 # %%
-# Exercise 5.1: the share of the step in each kind of collective
+# Exercise 5.1: shares of the step in which collectives are in flight, and are exposed
 def communication_share(trace):
-    """{"all_gather": share, "reduce_scatter": share} of trace.seconds, each between 0 and 1."""
+    """{"all_gather": (in flight, exposed), "reduce_scatter": (in flight, exposed), "all": (…)}:
+    shares of trace.seconds. "all" is of trace.collectives, whatever their kinds."""
     shares = {}
     ### BEGIN SOLUTION
-    for kind in ("all_gather", "reduce_scatter"):
-        in_flight = lab.union(trace.of(kind))
-        shares[kind] = lab.total_seconds(in_flight) / trace.seconds
+    groups = {kind: trace.of(kind) for kind in ("all_gather", "reduce_scatter")}
+    groups["all"] = trace.collectives
+    for kind, collectives in groups.items():
+        in_flight = lab.union(collectives)
+        exposed = lab.subtract(in_flight, trace.compute)
+        shares[kind] = (lab.total_seconds(in_flight) / trace.seconds,
+                        lab.total_seconds(exposed) / trace.seconds)
     ### END SOLUTION
     return shares
 
@@ -166,30 +221,6 @@ lab.check_communication_share(communication_share)
 
 # %%
 lab.show_shares(healthy, communication_share)
-
-# %% [markdown]
-# ## Exposed and overlapped communication
-#
-# Communication is **exposed** while the rank does not compute: the rank only waits. Overlapped
-# communication costs no time, however long it is in flight. So an optimisation can save only the exposed
-# part.
-#
-# ### Exercise 5.2 · Exposed communication
-#
-# *Difficulty 2 of 5 · 5 minutes · target: one share, over collectives of every kind*
-
-# %%
-# Exercise 5.2: the share of the step in which the rank only waits for a collective
-def exposed_share(trace):
-    """A number: of trace.seconds, over all of trace.collectives."""
-    ### BEGIN SOLUTION
-    in_flight = lab.union(trace.collectives)
-    return lab.total_seconds(lab.subtract(in_flight, trace.compute)) / trace.seconds
-    ### END SOLUTION
-
-
-# %%
-lab.check_exposed_share(exposed_share)
 
 # %%
 lab.show_seconds(healthy)
@@ -244,11 +275,10 @@ lab.show_seconds(healthy)
 # |:--|:--|
 # | `trace.enclosing(moment, beginning)` | a list of the labels that contain the moment (seconds) and whose names start with the string `beginning`; outermost first |
 # | `label.name` | a string; a label is a span, too |
-# | `lab.unit_of(label.name)` | the unit, a string; `"root"` where none is named |
 
 # %%
 label = healthy[0].enclosing(healthy[0].seconds / 4, "labs::")[-1]
-label.name, lab.unit_of("FSDP::all_gather (transformer.h.2)"), lab.unit_of("FSDP::all_gather")
+label.name, [one.name for one in healthy[0].enclosing(gather.issued, "FSDP::")]
 
 # %% [markdown]
 # ### Exercise 5.3 · Unit and phase of an all-gather
@@ -262,12 +292,15 @@ label.name, lab.unit_of("FSDP::all_gather (transformer.h.2)"), lab.unit_of("FSDP
 # %%
 # Exercise 5.3: the unit and the phase that an all-gather belongs to
 def attribute(trace, collective):
-    """(unit, phase), for example ("transformer.h.2", "backward")."""
+    """(unit, phase), for example ("transformer.h.2", "backward") or ("root", "forward")."""
     ### BEGIN SOLUTION
     label = trace.enclosing(collective.issued, "FSDP::all_gather")[-1]
+    unit = "root"
+    if "(" in label.name:
+        unit = label.name.split("(")[1].rstrip(")")
     for phase in ("forward", "backward"):
         if trace.enclosing(collective.issued, f"labs::{phase}"):
-            return lab.unit_of(label.name), phase
+            return unit, phase
     ### END SOLUTION
 
 
@@ -279,8 +312,8 @@ lab.check_attribute(attribute)
 #
 # A label encloses the *call* of a collective, not the time in flight: after the call the program enters
 # other labels. First find the labels that begin with `FSDP::all_gather` and enclose the call. If there
-# are several, take the innermost one. It gives the unit. Then find the phase: which of its two labels
-# encloses the same moment?
+# are several, take the innermost one. Its name gives the unit, in brackets. Then find the phase: which of
+# the two labels encloses the same moment?
 #
 # </details>
 
@@ -304,22 +337,25 @@ lab.show_all_gathers(healthy, attribute)
 # rank calls before FSDP shards the model.
 
 # %%
-forgotten = lab.record_fsdp(PRESET, "something forgotten", stacks=True,
+forgotten = lab.record_fsdp(PRESET, "something forgotten", stacks=True, record=record_step,
                             before_sharding=lab.watch_activations)
 print(*forgotten[0].of("all_reduce")[0].stack[-5:], sep="\n")
 
 # %% [markdown]
-# ### Exercise 5.4 · Call site of a collective
+# ### Exercise 5.4 · Call sites, and their exposed time
 #
-# *Difficulty 2 of 5 · 5 minutes · target: one string of the stack*
+# *Difficulty 3 of 5 · 10 minutes · target: one string of the stack; exposed seconds of each such string*
 #
 # Most frames of a stack belong to libraries. `lab.LIBRARIES` is a tuple of words: a frame that contains
 # one of them belongs to a library.
+#
+# A collective that FSDP calls is called inside of a label that begins with `FSDP::`. All others are
+# somebody's own.
 
 # %%
-# Exercise 5.4: the innermost frame that is no library's
+# Exercise 5.4: who calls a collective
 def call_site(collective):
-    """One of the strings of collective.stack, unchanged."""
+    """The innermost frame that is no library's: one string of collective.stack, unchanged."""
     ### BEGIN SOLUTION
     for frame in reversed(collective.stack):
         if not any(word in frame for word in lab.LIBRARIES):
@@ -328,10 +364,36 @@ def call_site(collective):
 
 
 # %%
-lab.check_call_site(call_site)
+# Exercise 5.4, continued: how long the rank waits for the calls of each call site
+def exposed_by_call_site(trace):
+    """{call site: exposed seconds of all its collectives}, for those that FSDP does not call."""
+    seconds = {}
+    ### BEGIN SOLUTION
+    for collective in trace.collectives:
+        if not trace.enclosing(collective.issued, "FSDP::"):
+            exposed = lab.subtract([(collective.begin, collective.end)], trace.compute)
+            site = call_site(collective)
+            seconds[site] = seconds.get(site, 0) + lab.total_seconds(exposed)
+    ### END SOLUTION
+    return seconds
+
 
 # %%
-lab.show_non_fsdp_collectives(forgotten, call_site)
+lab.check_call_site(call_site, exposed_by_call_site)
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# First function: the outermost frame stands first, so search from the end of the stack.
+#
+# Second function: go through all collectives, of every kind. Leave out those whose call lies in one of FSDP's
+# labels, as in 5.3. For each of the others, subtract the intervals of computing from its own interval, and
+# add the seconds to those of its call site.
+#
+# </details>
+
+# %%
+lab.show_non_fsdp_collectives(forgotten, call_site, exposed_by_call_site)
 
 # %% [markdown]
 # **Notice:** compare the two columns of milliseconds: the 4 bytes take almost no time on the link, but
@@ -401,41 +463,53 @@ my_guess = 10
 labs.guess("5.6", "what prefetch off costs, in percent of the throughput", my_guess)
 
 # %% [markdown]
-# | Call | does |
-# |:--|:--|
-# | `unit.set_modules_to_backward_prefetch([other, ...])` | sets the units that `unit` prefetches while it computes its gradients |
+# | Call | sets which units `unit` prefetches | an empty list means |
+# |:--|:--|:--|
+# | `unit.set_modules_to_backward_prefetch([other, …])` | while it computes its gradients | the default: the unit before it |
+# | `unit.set_modules_to_forward_prefetch([other, …])` | while it computes its forward | none, which is the default |
 #
-# An empty list means the default, the next unit. Prefetching a unit that is already unsharded is a no-op.
+# The all-gathers are issued in the order of the list. Prefetching a unit that is already unsharded is a
+# no-op.
+
+# %% [markdown]
+# ### Exercise 5.6 · Number of prefetched units
 #
-# ### Exercise 5.6 · Backward without prefetch
-#
-# *Difficulty 3 of 5 · 10 minutes · target: every unit but the first of backward is late; nothing is
-# gathered twice*
+# *Difficulty 3 of 5 · 20 minutes · target: exactly as many units are prefetched as the two numbers say;
+# nothing is gathered twice*
 
 # %%
-# Exercise 5.6: no unit fetches another in backward
-def no_prefetch(blocks):
-    """blocks: a list of the FSDP units of a model in forward order, without the root."""
+# Exercise 5.6: how many units each unit prefetches, in forward and in backward
+def set_prefetch(blocks, forward=0, backward=1):
+    """blocks: a list of the FSDP units of a model in forward order, without the root. Each
+    prefetches the next `forward` ones in forward, and the `backward` ones before it in backward."""
     ### BEGIN SOLUTION
-    for block in blocks:
-        block.set_modules_to_backward_prefetch([block])
+    for number, block in enumerate(blocks):
+        following = blocks[number + 1:number + 1 + forward]
+        preceding = blocks[max(0, number - backward):number][::-1]  # the nearest one first
+        block.set_modules_to_forward_prefetch(following)
+        # An empty list would mean the default. A unit that is computing is there already.
+        block.set_modules_to_backward_prefetch(preceding or [block])
     ### END SOLUTION
 
 
 # %%
-lab.check_no_prefetch(no_prefetch)
+lab.check_set_prefetch(set_prefetch)
 
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# You cannot name *no unit*, because an empty list means the default. Which unit is certainly unsharded
-# while a block computes its gradients? A unit whose backward is finished is not: it has been resharded
-# and would be gathered again.
+# For each block, make two lists: the blocks after it, and the blocks before it in backward's order. At both
+# ends of the model the lists are shorter.
+#
+# With `backward=0` you cannot name *no unit*, because an empty list means the default. Which unit is
+# certainly unsharded while a block computes its gradients? A unit whose backward is finished is not: it has
+# been resharded and would be gathered again.
 #
 # </details>
 
 # %%
-late = lab.record_fsdp(PRESET, "no prefetch", configure=no_prefetch)
+no_prefetch = partial(set_prefetch, backward=0)
+late = lab.record_fsdp(PRESET, "no prefetch", configure=no_prefetch, record=record_step)
 lab.show_prefetch(healthy, late)
 
 # %% [markdown]
@@ -449,33 +523,14 @@ lab.show_prefetch(healthy, late)
 # ## Forward prefetch
 #
 # On a GPU the CPU runs ahead of the kernels, so the next all-gather is in the queue long before it is
-# needed. Where the CPU cannot run ahead, as on CPU ranks, you name the next units yourself:
-# `unit.set_modules_to_forward_prefetch([next, ...])`. Here an empty list means none.
+# needed. Where the CPU cannot run ahead, as on CPU ranks, you name the next units yourself, as
+# `set_prefetch(blocks, forward=1)` does.
 #
 # Every prefetched block takes memory. How many should you prefetch, if one all-gather takes less time
 # than one block computes? Decide before you read the table below.
 
-# %% [markdown]
-# ### Exercise 5.7 · Forward prefetch and its memory
-#
-# *Difficulty 2 of 5 · 10 minutes · target: exactly `ahead` blocks are prefetched in forward; backward
-# does not change*
-
 # %%
-# Exercise 5.7: each unit fetches the next `ahead` ones in forward
-def forward_prefetch(blocks, ahead=1):
-    """blocks: a list of the FSDP units of a model in forward order, without the root."""
-    ### BEGIN SOLUTION
-    for number, block in enumerate(blocks):
-        block.set_modules_to_forward_prefetch(blocks[number + 1:number + 1 + ahead])
-    ### END SOLUTION
-
-
-# %%
-lab.check_forward_prefetch(forward_prefetch)
-
-# %%
-lab.show_ahead(PRESET, forward_prefetch)
+lab.show_ahead(PRESET, set_prefetch)
 
 # %% [markdown]
 # **Notice:** the lines below the table say how many milliseconds each further block saves, and how much
@@ -499,7 +554,7 @@ lab.show_ahead(PRESET, forward_prefetch)
 
 # %%
 variants = {"default prefetch": None, "no prefetch": no_prefetch,
-            "forward prefetch too": forward_prefetch}
+            "forward prefetch too": partial(set_prefetch, forward=1)}
 lab.show_throughput(PRESET, variants)
 
 # %% [markdown]
@@ -619,9 +674,14 @@ lab.show_waiting(slow_runs)
 # How long is a collective in flight on a given link? Every collective has a latency, even a very small
 # one. In addition, its bytes take time. In a ring, each rank receives all pieces but its own.
 #
-# ### Exercise 5.9 · Time of a ring all-gather
+# In backward, each layer computes, and has two equally long collectives on one link: an all-gather of the
+# next layer, and a reduce-scatter. In your two timelines, which of the three overlap with prefetch, and which
+# without it?
+
+# %% [markdown]
+# ### Exercise 5.9 · Time of a collective, and of a layer
 #
-# *Difficulty 2 of 5 · 5 minutes · target: one formula with two terms*
+# *Difficulty 2 of 5 · 10 minutes · target: a formula with two terms; one layer with and without prefetch*
 
 # %%
 # Exercise 5.9: seconds of a ring all-gather, or reduce-scatter
@@ -633,26 +693,36 @@ def collective_seconds(nbytes, ranks, bandwidth, latency):
     ### END SOLUTION
 
 
+def layer_seconds(in_flight, computing, prefetch):
+    """Seconds of one layer of backward. in_flight: seconds of one of its two collectives."""
+    ### BEGIN SOLUTION
+    communicating = 2 * in_flight  # the next layer's all-gather, and the reduce-scatter
+    if prefetch:
+        return max(computing, communicating)
+    return computing + communicating
+    ### END SOLUTION
+
+
 # %%
-lab.check_collective_seconds(collective_seconds)
+lab.check_collective_seconds(collective_seconds, layer_seconds)
 
 # %% [markdown]
-# The chart uses your function to model forward and backward of Llama-2-7B, with one layer of 405 MB per
+# The chart uses your first function to model forward and backward of Llama-2-7B, with one layer of 405 MB per
 # unit. It is a *model, not a measurement*: the A100s compute at 40 % of their peak, and each rank has one
 # link, which nothing else uses. The latencies are those of NCCL's own cost model.
 #
 # On which link does prefetch gain most: in milliseconds, and as a share of the step?
 
 # %%
-lab.show_links(collective_seconds)
+lab.show_links(collective_seconds, layer_seconds)
 
 # %% [markdown]
 # **Notice:** prefetch gains the largest *share* of the step on PCIe. There an all-gather takes nearly as
 # long as a layer's forward, so prefetch hides it.
 #
 # NVLink exposes little even without prefetch. On the network prefetch gains more milliseconds, but a
-# smaller share: over half of the communication is exposed in any order. Per layer of backward, the gain is
-# the shorter of two times: communication (both collectives) and computing.
+# smaller share: over half of the communication is exposed in any order. Per layer of backward (the lines
+# below the chart), the gain is the shorter of two times: communication (both collectives) and computing.
 
 # %% [markdown]
 # ## Unit size
@@ -783,16 +853,14 @@ lab.show_own_reader(exposed_seconds, healthy, late)
 # %% [markdown]
 # ## Profiling a training script
 #
-# In this notebook the lab recorded steps for you. In a job you write the call: a long run records a few
-# of its steps, and each rank writes a file.
+# Your `record_step` records one step that the lab has chosen. A long run chooses a few of its own steps by a
+# schedule, and records them with stacks.
 #
 # | `torch.profiler` | does |
 # |:--|:--|
 # | `profile(schedule=…, with_stack=True)` | records; its `on_trace_ready`, a function of the profiler, is called after the active steps |
 # | `schedule(wait=…, warmup=…, active=…, repeat=1)` | which steps: not recorded, discarded, kept |
 # | `profiler.step()` | marks the end of a step |
-# | `profiler.export_chrome_trace(path)` | writes the trace |
-# | `with record_function("forward"):` | a label |
 
 # %% [markdown]
 # ### Exercise 5.11 · `profile_fsdp.py`
@@ -822,13 +890,13 @@ lab.check_profile_fsdp("profile_fsdp.py")
 lab.torchrun("profile_fsdp.py", ranks=2)
 
 # %% [markdown]
-# Now the lab's reader, and your functions of 5.2 and 5.4, read the files that your script has written. They
+# Now the lab's reader, and your functions of 5.1 and 5.4, read the files that your script has written. They
 # have no slow link, and gloo's all-gathers block where FSDP2 calls them.
 
 # %%
 for path in sorted(Path("traces").glob("*.json*")):
     trace = lab.load(path)
-    print(trace, f"exposed: {exposed_share(trace):.0%}", sep="\n    ")
+    print(trace, f"exposed: {communication_share(trace)['all'][1]:.0%}", sep="\n    ")
     print("    the last all-gather's call site:", call_site(trace.of("all_gather")[-1]))
 
 # %% [markdown]
@@ -838,7 +906,7 @@ for path in sorted(Path("traces").glob("*.json*")):
 # %% [markdown]
 # ## I can …
 #
-# - record some steps of a job with `torch.profiler`, and open the trace
+# - record a step on every rank with `torch.profiler`, or some steps of a job, and open the traces
 # - compute the exposed share of a step from spans
 # - explain why the moment of the call, not the time in flight, shows which unit an all-gather serves
 # - explain what a stream, an event and `record_stream` are for

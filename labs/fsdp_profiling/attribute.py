@@ -12,9 +12,10 @@ from labs.pictures.tables import Table
 
 
 @check("5.3", device=None, hints={"list index out of range":
-                     "No label was found there. A call lies inside of its label, and "
+                     "Either no label was found there: a call lies inside of its label, and "
                      "collective.issued says when it was; the collective may be in flight long "
-                     "after the label's end."})
+                     "after the label's end. Or the label names no unit in brackets: then it is "
+                     "the root's."})
 def check_attribute(attribute):
     """attribute(trace, collective): (unit, phase) of an all-gather, by the labels around it."""
     build = synthetic_traces.for_prefetch

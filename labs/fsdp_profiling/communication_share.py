@@ -1,4 +1,4 @@
-"""Exercise 5.1: the share of the step in which an all-gather, or a reduce-scatter, is in flight."""
+"""Exercise 5.1: the shares of the step in which collectives are in flight, and exposed, by kind."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -8,12 +8,14 @@ from labs.checks.numbers import Cause, judge_number
 from labs.checks.verdicts import Wrong, check, shows
 from labs.fsdp_profiling import recorded_runs, synthetic_traces
 from labs.fsdp_profiling.recorded_runs import RecordedRun
-from labs.fsdp_profiling.shared_recording import by_rank, recorded, shortened
-from labs.meters.trace import Trace, total_seconds, union
+from labs.fsdp_profiling.shared_recording import as_pair, by_rank, recorded, shortened
+from labs.meters.trace import KINDS, Trace, subtract, total_seconds, union
 from labs.pictures.bars import Bar, bars
 from labs.pictures.picture import Picture
+from labs.pictures.tables import Table
 
 FSDP_KINDS = ("all_gather", "reduce_scatter")
+ALL = "all"  # of the answer: collectives of every kind
 HINTS = {
     "cannot unpack non-iterable": "lab.total_seconds and lab.subtract take intervals: lab.union "
                                   "makes them from spans."}
@@ -21,26 +23,54 @@ HINTS = {
 
 @check("5.1", device=None, hints=HINTS)
 def check_communication_share(communication_share):
-    """communication_share(trace): kind -> share of the steps with such a collective in flight."""
-    for name, trace in traces().items():
-        got = communication_share(trace)
-        if not isinstance(got, Mapping) or set(got) != set(FSDP_KINDS):
-            raise Wrong(f"communication_share returned {shortened(got)}, not a share for each of "
-                        f"{' and '.join(FSDP_KINDS)}", 'A dictionary: {"all_gather": 0.2, ...}',
-                        code="wrong_type")
-        for kind in FSDP_KINDS:
+    """communication_share(trace): kind, or "all" -> (share of the steps with such a collective in
+    flight, share in which the rank only waits for one)."""
+    cases = {name: (trace, _answer(communication_share(trace)))
+             for name, trace in traces().items()}
+    for name, (trace, got) in cases.items():
+        for kind, spans in _groups(trace).items():
             # A share is the time with at least one collective in flight, from begin to end, by the
             # time of all recorded steps.
-            want = total_seconds(union(trace.of(kind))) / trace.seconds
-            judge_number(got[kind], want, _causes(want, trace, trace.of(kind)),
-                         f"trace {name!r}, {kind}: the share")
-    return ("the shares are right on synthetic traces, and on every rank of a run recorded just "
-            "now")
+            want = total_seconds(union(spans)) / trace.seconds
+            judge_number(got[kind][0], want, _causes(want, trace, spans),
+                         f"trace {name!r}, {kind}: the share in flight")
+    # "all" first: it is where a collective that is not FSDP's may be left out.
+    for kind in (ALL, *FSDP_KINDS):
+        for name, (trace, got) in cases.items():
+            # Exposed is the time with such a collective in flight and no computing. Subtracting
+            # seconds instead of intervals goes wrong as soon as some computing overlaps with
+            # nothing.
+            kinds = () if kind == ALL else (kind,)
+            judge_number(got[kind][1], trace.seconds_of(*kinds)["exposed"] / trace.seconds,
+                         [cause for cause in _exposed_causes(trace, kinds) if cause.number],
+                         f"trace {name!r}, {kind}: the exposed share")  # 0 has no certain cause
+    return ("both shares are right for each kind and for all together, on synthetic traces and on "
+            "every rank of a run recorded just now")
 
 
 def traces() -> dict[str, Trace]:
-    """Returns the traces that exercises 5.1 and 5.2 are judged by."""
+    """Returns the traces that the exercise is judged by."""
     return {**synthetic_traces.for_shares(), **by_rank(recorded())}
+
+
+def _groups(trace) -> dict[str, list]:
+    """kind, or "all" -> the collectives."""
+    return {**{kind: trace.of(kind) for kind in FSDP_KINDS}, ALL: list(trace.collectives)}
+
+
+def _answer(got) -> dict[str, tuple]:
+    """The answer, as pairs by kind."""
+    names = (*FSDP_KINDS, ALL)
+    if not isinstance(got, Mapping) or set(got) != set(names):
+        raise Wrong(f"communication_share returned {shortened(got)}, not an entry for each of "
+                    f"{', '.join(names)}", 'A dictionary: {"all_gather": (0.2, 0.1), ...}',
+                    code="wrong_type")
+    for kind in names:
+        if as_pair(got[kind]) is None:
+            raise Wrong(f"communication_share returned {shortened(got[kind])} for {kind}, not "
+                        "(in flight, exposed)", 'Two shares: {"all_gather": (0.2, 0.1), ...}',
+                        code="wrong_type")
+    return {kind: as_pair(got[kind]) for kind in names}
 
 
 def _causes(want, trace, spans) -> list[Cause]:
@@ -51,7 +81,10 @@ def _causes(want, trace, spans) -> list[Cause]:
     seconds = want * trace.seconds
     # From the call to the end, as if a collective were in flight while it waits in a queue.
     from_call = [replace(span, begin=span.issued) for span in spans]
+    exposed = total_seconds(subtract(union(spans), trace.compute)) / trace.seconds
     return [
+        *([Cause("shares_swapped", exposed, "that is the exposed share",
+                 "(in flight, exposed): the exposed share is the second one.")] if exposed else []),
         Cause("overlaps_counted_twice", sum(span.seconds for span in spans) / trace.seconds,
               "that counts a moment twice where two collectives are in flight",
               "Unite the spans before you add up: lab.union, then lab.total_seconds."),
@@ -104,15 +137,70 @@ def _in_order_of_issue(spans) -> float:
     return total_seconds(merged)
 
 
+def _exposed_causes(trace, kinds) -> list[Cause]:
+    """Mistakes of the exposed share of these kinds; no kinds: of all."""
+    times, every, seconds = trace.seconds_of(*kinds), trace.seconds_of(), trace.seconds
+    two_kinds, computed = trace.seconds_of(*FSDP_KINDS), total_seconds(trace.compute)
+    spans = trace.of(*kinds) if kinds else trace.collectives
+    causes = [
+        Cause("all_communication", times["total"] / seconds,
+              "that is all communication, hidden or not",
+              "Take away the intervals in which the rank computes: lab.subtract."),
+        Cause("part_hidden", times["overlapped"] / seconds, "that is the part that is hidden",
+              "Exposed is the other one."),
+        Cause("in_seconds", times["exposed"], "that is in seconds", "Divide by trace.seconds."),
+        Cause("in_percent", 100 * times["exposed"] / seconds, "that is in percent",
+              "A share lies between 0 and 1."),
+        Cause("share_communication", times["exposed"] / (times["total"] or 1),
+              "that is a share of the communication, not of the step", "Divide by trace.seconds."),
+        Cause("all_time_without_computing", 1 - computed / seconds,
+              "that is all the time without computing",
+              "A rank can also be idle: count only where a collective is in flight."),
+        Cause("subtracts_seconds_from_seconds", max(times["total"] - computed, 0) / seconds,
+              "that subtracts seconds from seconds: right only if all computing overlapped",
+              "Subtract intervals: lab.subtract(intervals, others)."),
+        Cause("computing_without_communication", (computed - times["overlapped"]) / seconds,
+              "that is the computing without communication",
+              "The other way round: communication without computing."),
+        Cause("overlaps_counted_twice",
+              (sum(one.seconds for one in spans) - times["overlapped"]) / seconds,
+              "that counts a moment twice where two collectives are in flight",
+              "Unite the collectives first: lab.union.")]
+    if kinds:
+        return [*causes, Cause("counts_other_collectives_too", every["exposed"] / seconds,
+                               "that counts other collectives too",
+                               "Ask for one kind: trace.of(kind).")]
+    return [*causes, Cause("leaves_out_all_reduce", two_kinds["exposed"] / seconds,
+                           "that leaves out the all-reduce",
+                           "Exposed is exposed, whatever the kind: trace.collectives.")]
+
+
 @shows("5.1")
 def show_shares(run: RecordedRun, communication_share: Callable) -> Picture:
-    """Draws the share of the step in each kind of collective, by rank, and the guess."""
+    """Draws the share of the step in each kind of collective and in all, by rank, the exposed
+    share, and the guess."""
     recorded_runs.require_usual({run.config.name: run})
     rows = []
     for trace in run:
-        shares = communication_share(trace)
-        rows += [Bar(f"rank {trace.rank}, {kind.replace('_', '-')}", share)
-                 for kind, share in shares.items()]
-        both = total_seconds(union(trace.of(*shares))) / trace.seconds  # a moment counts once
-        rows.append(Bar(f"rank {trace.rank}, both", both, guessed=guessed("5.1")))
+        shares = _answer(communication_share(trace))
+        rows += [Bar(f"rank {trace.rank}, {kind.replace('_', '-')}", shares[kind][0])
+                 for kind in FSDP_KINDS]
+        in_flight, exposed = shares[ALL]
+        rows += [Bar(f"rank {trace.rank}, {ALL}", in_flight, guessed=guessed("5.1")),
+                 Bar(f"rank {trace.rank}, {ALL}, exposed", exposed)]
     return bars(rows, "", "of the recorded step")
+
+
+@shows("5.1")
+def show_seconds(run: RecordedRun) -> Table:
+    """Returns a table of milliseconds by rank and kind: total, exposed, overlapped."""
+    recorded_runs.require_usual({run.config.name: run})
+    rows = []
+    for trace in run:
+        for kind in [kind for kind in KINDS if trace.of(kind)]:
+            times = trace.seconds_of(kind)
+            rows.append((trace.rank, kind, len(trace.of(kind)),
+                         *(f"{1e3 * times[part]:.1f}" for part in
+                           ("total", "exposed", "overlapped"))))
+    return Table("milliseconds of the recorded step", ("rank", "kind", "calls", "total", "exposed",
+                                                       "overlapped"), rows, left=1)

@@ -9,6 +9,7 @@ others.
 import contextlib
 import functools
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -24,10 +25,11 @@ from torch.utils.data import DataLoader
 from labs.checks import comparison
 from labs.faults.slow_rank import LOADING, Loading, SlowRank
 from labs.fsdp_profiling import injected_faults
+from labs.fsdp_profiling.student_recorder import Recorder
 from labs.meters import throughput
 from labs.meters.metrics import Metric
 from labs.meters.trace import Trace, total_seconds
-from labs.meters.trace_file import experiments_folder, fastest, record_step
+from labs.meters.trace_file import experiments_folder, fastest
 from labs.meters.typical_step import is_typical, of_slowest_rank, require_typical, usual_seconds
 from labs.training import models, presets
 from labs.training.loop import ModuleAndOptimizer, labelled_step
@@ -67,7 +69,8 @@ class RunConfig:
 
     units: "blocks", "layers" (every module that has parameters of its own) or "model" (one unit).
     fault: "", "item", "data" or "rank" (that is `slow_rank`). configure(units): sets the prefetch
-    of the units. before_sharding(model): runs on each rank.
+    of the units. before_sharding(model): runs on each rank. record(train_one_step, path,
+    **options): the student's function of 5.12; None: the lab's own call.
     """
 
     preset: Preset
@@ -78,20 +81,23 @@ class RunConfig:
     stacks: bool = False
     configure: Callable | None = None
     before_sharding: Callable | None = None
+    record: Callable | None = None
 
 
 class RecordedRun(list[Trace]):
     """The traces of one run, one per rank. usual: the median seconds of its steps without the
-    profiler, None where none was timed, as with stacks, which make a step far longer."""
+    profiler, None where none was timed, as with stacks, which make a step far longer. note: why
+    the student's function did not record it, or ""."""
 
     def __init__(self, traces, config: RunConfig, link: Link | None = None,
-                 usual: float | None = None):
+                 usual: float | None = None, note: str = ""):
         super().__init__(traces)
-        self.config, self.link, self.usual = config, link, usual
+        self.config, self.link, self.usual, self.note = config, link, usual, note
 
     def __repr__(self):
         return "\n".join([*map(repr, self), *([] if self.link is None else [
-            f"link of a rank: {self.link}"]), self.files])
+            f"link of a rank: {self.link}"]), self.files, *([] if not self.note else [
+                f"recorded by the lab's own call: {self.note}"])])
 
     def metrics(self) -> list[Metric]:
         """The step, and the share of it in which the ranks only wait for collectives."""
@@ -131,7 +137,7 @@ def record_runs(configs: list[RunConfig], recordings: int = 1, share: float | No
         by_rank = _launch(
             lambda: [_record(config, link, recordings, measure, folder) for config in configs],
             configs[0].preset.ranks)
-    return [RecordedRun([trace for trace, _ in found], config, link, found[0][1])
+    return [RecordedRun([trace for trace, _, _ in found], config, link, *found[0][1:])
             for found, config in zip(zip(*by_rank, strict=True), configs, strict=True)]
 
 
@@ -199,8 +205,9 @@ def _is_as_fast(healthy, faulty) -> bool:
     return bool(faulty.link) and step_seconds(faulty) < SLOWER * step_seconds(healthy)
 
 
-def _record(config, link, recordings, measure, folder) -> tuple[Trace, float | None]:
-    """On a rank: (the trace of its step, as its file in `folder` has it; the usual seconds)."""
+def _record(config, link, recordings, measure, folder) -> tuple[Trace, float | None, str]:
+    """On a rank: (the trace of its step, as its file in `folder` has it; the usual seconds; the
+    note of `RecordedRun`)."""
     # a loader or a rank that is slow on purpose takes far longer than what disturbs a step
     recordings = 1 if config.fault in ("data", "rank") else recordings
     model, optimizer = comparison.build(
@@ -213,21 +220,26 @@ def _record(config, link, recordings, measure, folder) -> tuple[Trace, float | N
     loading = Loading()
     # batch_size=None: the items are batches already. The profiler labels each of its steps
     # enumerate(DataLoader).
-    batches = iter(DataLoader(comparison.batches(config.preset, WARM_UP + 2 * recordings),
+    # 4 more than are needed, for a record_step that trains too often
+    batches = iter(DataLoader(comparison.batches(config.preset, WARM_UP + 2 * recordings + 4),
                               batch_size=None, collate_fn=loading))
 
     def step():
         labelled_step(model, optimizer, next(batches))
 
     file = folder / f"{config.name.replace(' ', '_')}_rank{dist.get_rank()}.json.gz"
-    with slow_link(link) if link else contextlib.nullcontext():
+    with (tempfile.TemporaryDirectory() as recordings_folder,
+          slow_link(link) if link else contextlib.nullcontext()):
+        recorder = Recorder(config.record, step, recordings_folder, config.stacks)
         for _ in range(WARM_UP):
             began = time.perf_counter()
             step()
             devices.synchronize()
         if config.fault == "data":
             # The same delay on all ranks: with delays of their own they would wait for one another.
-            loading.delay = LOADING * _of_rank_0(time.perf_counter() - began)
+            took = [time.perf_counter() - began]
+            dist.broadcast_object_list(took)
+            loading.delay = LOADING * took[0]
         if slow_rank:
             slow_rank.active = True
         recorded, measured = [], []
@@ -235,12 +247,12 @@ def _record(config, link, recordings, measure, folder) -> tuple[Trace, float | N
             if not config.stacks:
                 dist.barrier()
                 measured.append(throughput.timed(step))
-            recorded.append(record_step(step, config.stacks))
+            recorded.append(recorder())
             if _is_undisturbed(recorded):
                 break
         usual = None if config.stacks else usual_seconds(
             of_slowest_rank([one.seconds for one in recorded]), of_slowest_rank(measured))
-    return _least_disturbed(recorded, file, measure), usual
+        return _least_disturbed(recorded, file, measure), usual, recorder.note
 
 
 def _is_undisturbed(recorded) -> bool:
@@ -264,12 +276,6 @@ def _least_disturbed(recorded, file, measure) -> Trace:
     for trace in traces:
         Path(trace.path).unlink(missing_ok=True)
     return replace(chosen, path=str(file))
-
-
-def _of_rank_0(seconds) -> float:
-    found = [seconds]
-    dist.broadcast_object_list(found)
-    return found[0]
 
 
 def configured_fsdp2(model, optimizer_class, units: str = "blocks",

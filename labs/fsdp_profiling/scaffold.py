@@ -52,7 +52,7 @@ class SlowRuns:
 @shows("Recorded steps")
 def record_fsdp(preset: Preset, name: str = "healthy", **changes) -> RecordedRun:
     """Trains FSDP2 and returns one recorded step of every rank. name: of the files; changes: fields
-    of `recorded_runs.RunConfig`."""
+    of `recorded_runs.RunConfig`, such as `record`, the student's function."""
     config = RunConfig(preset, name, **changes)
     recordings = 1 if config.stacks else recorded_runs.RECORDINGS  # with stacks files are large
     return recorded_runs.record_clearly([config], recorded_runs.FEW_ROUNDS, recordings)[0]

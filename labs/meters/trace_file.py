@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -51,7 +52,7 @@ class RecordedStep:
             self.profiled.export_chrome_trace(str(file))
             trace = load(file)
             if path:
-                _keep(file, Path(path))
+                keep(file, Path(path))
             return replace(trace, path=str(path or ""))
 
 
@@ -83,10 +84,8 @@ def record_step(step: Callable[[], None], stacks: bool = False, steps: int = 1) 
     activities = [ProfilerActivity.CPU]
     if devices.device().type == "cuda":
         activities.append(ProfilerActivity.CUDA)
-    # The slow link is a Python thread, which the profiler leaves out by default. Experimental.
-    threads = _ExperimentalConfig(profile_all_threads=True) if slow_link.is_slow() else None
-    with profile(activities=activities, record_shapes=True, with_stack=stacks,
-                 experimental_config=threads) as recorded:
+    with profile(activities=activities, record_shapes=True,
+                 **profiler_options(stacks)) as recorded:
         if dist.is_initialized():
             dist.barrier()  # so that the ranks begin together
         began = time.perf_counter()
@@ -99,7 +98,17 @@ def record_step(step: Callable[[], None], stacks: bool = False, steps: int = 1) 
     return RecordedStep(recorded, seconds)
 
 
-def _keep(file, path):
+def profiler_options(stacks: bool = False) -> dict[str, Any]:
+    """On a rank: returns the arguments of torch.profiler.profile that differ between recordings."""
+    options = {"with_stack": True} if stacks else {}
+    if slow_link.is_slow():
+        # The slow link is a Python thread that began before the recording. The profiler leaves such
+        # threads out by default. Experimental.
+        options["experimental_config"] = _ExperimentalConfig(profile_all_threads=True)
+    return options
+
+
+def keep(file: Path, path: Path) -> None:
     """Moves a trace to `path`. Compressed here: torch compresses line by line, and at the highest
     level, which takes five times as long for a tenth of the size."""
     if path.suffix != ".gz":

@@ -60,11 +60,11 @@ def step_phases(by_variant: dict[str, list[Trace]], note: str = "",
 
 
 def modelled_phases(panels: dict[str, list[tuple[str, str, float, float]]],
-                    phases: dict[str, dict[str, float]], ranks: int) -> Picture:
+                    phases: dict[str, dict[str, float]], ranks: int, note: str = "") -> Picture:
     """Draws modelled steps on several links, one panel for each speed of computing.
 
     panels: title -> rows (link, order of the collectives, seconds computing, and exposed).
-    phases: title -> the seconds of computing in forward, backward and optimizer.
+    phases: title -> the seconds of computing in forward, backward and optimizer. note: lines below.
     """
     rows = next(iter(panels.values()))
     links = [link for link, _, _, _ in rows]
@@ -75,15 +75,16 @@ def modelled_phases(panels: dict[str, list[tuple[str, str, float, float]]],
     bars = [[_bar(row, phases[title], unit) for row in rows]
             for (title, rows), unit in zip(panels.items(), units, strict=True)]
     figure, axes = bar_chart(names, bars, [f"{unit.name} (exposed share)" for unit in units],
-                             1.25 + 0.3 * len(rows), size=9,
+                             1.25 + 0.3 * len(rows) + NOTE_LINE * len(note.splitlines()), size=9,
                              places=[row + 0.35 * len(set(links[:row + 1])) - 0.35
                                      for row in range(len(rows))])  # a space between links
     for ax, title in zip(axes, panels, strict=True):
         ax.set_title(title, fontsize=10, loc="left")
+    note_below(figure, note)
     draw_legend(figure, sum(bars, []),
                 Patch(color="none", label=f"a model for {ranks} ranks, not a measurement"))
-    return Picture(figure, "\n".join(_words(title, rows) for title, rows in panels.items()),
-                   data=panels)
+    words = [_words(title, rows) for title, rows in panels.items()]
+    return Picture(figure, "\n".join([*words, *note.splitlines()]), data=panels)
 
 
 def _bar(row, phases, unit) -> LabelledBar:

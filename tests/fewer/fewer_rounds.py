@@ -27,7 +27,7 @@ MOST = {
     "labs.checks.comparison": {"compare": {"tries": 1}},
     "labs.fsdp.memory_limits": {"measure_overhead": {"layers": (2, 6)}},
     "labs.manual_ddp.variants": {"losses": {"steps": 3}},
-    "labs.fsdp_profiling.forward_prefetch": {"show_ahead": {"ahead": (0, 1)}}}
+    "labs.fsdp_profiling.set_prefetch": {"show_ahead": {"ahead": (0, 1)}}}
 MODULES = {*CONSTANTS, *MOST}
 
 

@@ -9,6 +9,7 @@ from _build.definitions import definitions
 from answers import assert_rejected
 
 import labs.fsdp_profiling as lab
+from labs.meters.trace_units import unit_of
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 # slow: each answer is tried on recordings of real ranks
@@ -20,7 +21,7 @@ KINDS = ("all_gather", "reduce_scatter")
 
 def label_at(trace, moment, beginning, which=-1):
     found = trace.enclosing(moment, beginning)
-    return lab.unit_of(found[which].name) if found else "root"
+    return unit_of(found[which].name) if found else "root"
 
 
 def phase_at(trace, moment):
@@ -49,6 +50,14 @@ class Attribute:
     def with_brackets(trace, one):
         name = trace.enclosing(one.issued, "FSDP::all_gather")[-1].name
         return name.split()[-1] if "(" in name else "root", phase_at(trace, one.issued)
+
+    def closing_bracket(trace, one):
+        name = trace.enclosing(one.issued, "FSDP::all_gather")[-1].name
+        return name.split("(")[-1] if "(" in name else "root", phase_at(trace, one.issued)
+
+    def brackets_of_the_root(trace, one):
+        name = trace.enclosing(one.issued, "FSDP::all_gather")[-1].name
+        return name.split("(")[1][:-1], phase_at(trace, one.issued)
 
     def root_has_no_name(trace, one):
         unit = label_at(trace, one.issued, "FSDP::all_gather")
@@ -86,7 +95,7 @@ class Attribute:
 
     def first_name_that_fits(trace, one):
         name = trace.enclosing(one.issued, "FSDP::all_gather")[-1].name
-        units = sorted({lab.unit_of(label.name) for label in trace.labelled("FSDP::all_gather")})
+        units = sorted({unit_of(label.name) for label in trace.labelled("FSDP::all_gather")})
         return (next((unit for unit in units if unit in name), "root"),
                 phase_at(trace, one.issued))
 
@@ -121,7 +130,8 @@ WRONG = [
     (Attribute.by_its_begin, "wrong_unit"),
     (Attribute.phase_by_the_end, "wrong_phase"),
     (Attribute.the_asking_unit, "prefetching_unit"),
-    (Attribute.with_brackets, "wrong_unit"),
+    (Attribute.with_brackets, "wrong_unit"), (Attribute.closing_bracket, "wrong_unit"),
+    (Attribute.brackets_of_the_root, "raised_IndexError brackets"),
     (Attribute.root_has_no_name, "root_missed"),
     (Attribute.first_half_is_forward, "wrong_phase 'forward'"),
     (Attribute.in_the_order_of_the_calls, "root_missed 'layer.2'")]

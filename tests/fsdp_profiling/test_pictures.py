@@ -5,6 +5,7 @@ import math
 import re
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import cloudpickle
@@ -19,9 +20,9 @@ from labs.checks.verdicts import Verdict
 from labs.fsdp_profiling import (
     call_site,
     diagnose,
-    forward_prefetch,
     recorded_runs,
     scaffold,
+    set_prefetch,
     shared_recording,
     step_model,
     synthetic_files,
@@ -80,7 +81,7 @@ def test_reduce_scatters_are_in_flight_while_the_next_unit_computes(tmp_path):
     """As on a GPU's stream: a rank does not wait for them where it issues them. The link is so slow
     that no noise matters."""
     config = recorded_runs.RunConfig(SMALL, "of a test of reduce-scatters")
-    for trace, _ in launch(recorded_runs._record, config, Link(latency=0.1), 1, None, tmp_path,
+    for trace, _, _ in launch(recorded_runs._record, config, Link(latency=0.1), 1, None, tmp_path,
                         ranks=2, quiet=True, verify=False):
         work = [span for span in units.unit_spans(trace) if span.category == "backward"]
         assert len(work) == SMALL.layers
@@ -219,7 +220,7 @@ def test_causes_are_injected_and_named_in_runs_recorded_again(solution, monkeypa
     ((40, 20, 12), ["1 ahead saves 20.0 ms", "2 ahead saves 8.0 ms"]),
     ((40, 39, 60), ["1 ahead saves nothing (-1.0 ms)", "2 ahead costs 21.0 ms"])])
 def test_what_each_block_ahead_saves_is_said_as_it_was_measured(exposed, said):
-    table = forward_prefetch.ahead_table((0, 1, 2), exposed, (1, 2, 3), (800_000,) * 3)
+    table = set_prefetch.ahead_table((0, 1, 2), exposed, (1, 2, 3), (800_000,) * 3)
     assert all(sentence in repr(table) for sentence in said)
 
 
@@ -391,7 +392,8 @@ def test_built_slow_rank_waits_least(shown):
 
 
 def test_built_small_collective_waits_longer_than_its_bytes_take(shown):
-    rows = [line.split() for line in shown["lab.show_non_fsdp_collectives"].splitlines()[2:]]
+    rows = [line.split() for line in shown["lab.show_non_fsdp_collectives"].splitlines()
+            if line.startswith("all_reduce")]
     assert rows and all(float(waits) > 100 * float(alone) for _, _, alone, waits, *_ in rows)
 
 
@@ -401,7 +403,8 @@ def test_built_small_collective_waits_longer_than_its_bytes_take(shown):
 def test_pictures_say_what_they_show(healthy, solution):
     picture = lab.show_timeline(healthy)
     assert "of a test, rank 1" in repr(picture) and picture.png().startswith(b"\x89PNG")
-    assert "rank 0, both: measured" in repr(lab.show_shares(healthy, solution.communication_share))
+    shares = lab.show_shares(healthy, solution.communication_share)
+    assert "rank 0, all, exposed: measured" in repr(shares)
     assert repr(lab.show_seconds(healthy)).count("all_gather") == 2
     assert repr(lab.show_all_gathers(healthy, solution.attribute)).count("transformer.h.1") == 2
 
@@ -411,12 +414,13 @@ def test_other_collectives_are_those_that_fsdp_did_not_call(solution):
     run = shared_recording.recorded(stacks=True, before_sharding=lab.watch_activations)
     assert {(one.kind, one.elements) for one in scaffold.non_fsdp_collectives(run[0])} == {
         ("all_reduce", 1)}
-    table = lab.show_non_fsdp_collectives(run, solution.call_site)
-    assert "injected_faults.py" in repr(table)
+    table = lab.show_non_fsdp_collectives(run, solution.call_site, solution.exposed_by_call_site)
+    assert "injected_faults.py" in repr(table) and "ms exposed" in table.note
 
 
 def test_throughput_is_measured_in_turns_on_the_link(solution):
-    picture = lab.show_throughput(SMALL, {"default": None, "off": solution.no_prefetch}, rounds=2)
+    off = partial(solution.set_prefetch, backward=0)
+    picture = lab.show_throughput(SMALL, {"default": None, "off": off}, rounds=2)
     assert [row.name for row in picture.data] == ["default", "off"]
     assert all(row.measured > 0 for row in picture.data)
     assert "median of 2 turns" in repr(picture)
@@ -427,7 +431,7 @@ def test_blocks_gathered_ahead_take_memory(solution, monkeypatch):
     # Other tests run at the same time: only what is counted is judged.
     monkeypatch.setattr(typical_step, "MAX_DEVIATION", math.inf)
     monkeypatch.setattr(recorded_runs, "FEW_ROUNDS", 1)
-    table = lab.show_ahead(SMALL, solution.forward_prefetch)
+    table = lab.show_ahead(SMALL, solution.set_prefetch)
     assert [row[0] for row in table.rows] == [0, 1, 2]
     assert [row[2] for row in table.rows] == [1, 2, 3]
     block = 4 * (12 * SMALL.hidden**2 + 13 * SMALL.hidden) / 1e6
@@ -438,7 +442,7 @@ def test_blocks_gathered_ahead_take_memory(solution, monkeypatch):
 def test_steps_that_another_program_disturbed_are_not_shown(solution, monkeypatch):
     monkeypatch.setattr(typical_step, "MAX_DEVIATION", 0.0)
     monkeypatch.setattr(recorded_runs, "FEW_ROUNDS", 1)
-    verdict = lab.show_ahead(SMALL, solution.forward_prefetch, ahead=(1,))
+    verdict = lab.show_ahead(SMALL, solution.set_prefetch, ahead=(1,))
     assert verdict.passed is None and "run the cell that recorded it again" in str(verdict)
 
 
@@ -455,7 +459,7 @@ def test_an_unfilled_exercise_makes_pictures_wait(healthy):
     def unfilled(*_):
         raise NotImplementedError("Exercise 5.3")
 
-    verdicts = [lab.show_all_gathers(healthy, unfilled), lab.show_links(unfilled),
+    verdicts = [lab.show_all_gathers(healthy, unfilled), lab.show_links(unfilled, unfilled),
                 lab.record_fsdp(SMALL, configure=unfilled)]
     verdicts.append(lab.show_prefetch(healthy, verdicts[-1]))
     assert all(verdict.passed is None and "5.3" in str(verdict) for verdict in verdicts)
@@ -511,7 +515,7 @@ def test_the_model_has_the_sizes_of_llama_2_7b():
 
 def test_what_the_notebook_says_of_the_links(solution):
     """Said below the chart, where prefetch gains most in milliseconds and as a share."""
-    [rows] = lab.show_links(solution.collective_seconds).data.values()
+    [rows] = lab.show_links(solution.collective_seconds, solution.layer_seconds).data.values()
     times = {(link, order): (computing + exposed, exposed) for link, order, computing, exposed
              in rows}
 
