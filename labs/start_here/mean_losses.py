@@ -34,7 +34,8 @@ def check_mean_losses(mean_losses: Callable):
 def _require_means(rank, means, losses):
     ranks, steps = len(losses), min(map(len, losses))
     where = f"rank {rank} of {ranks}"
-    one_each = "Return a list with one mean for each step."
+    one_each = ("Return two things: a list with one mean for each step, and the number of dropped "
+                "batches.")
     if not isinstance(means, list):
         raise Wrong(f"{where} returned {kind_of(means)}, not a list", one_each, code="wrong_type")
     if len(means) != steps:

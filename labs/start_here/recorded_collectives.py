@@ -50,11 +50,12 @@ def run_answer(function: Callable, answer: Callable, *args, ranks: int) -> Resul
         raise wrong_on_rank(error) from error
 
 
-def counted_bytes(ring_all_gather: Callable, ranks: int, size: int) -> list[int]:
-    """Bytes each rank really sends while a ring, whose second half is the student's, all-reduces a
-    tensor of `size` bytes."""
+def counted_bytes(ring_all_gather: Callable, ranks: int, *sizes: int) -> list[int]:
+    """Bytes that a rank really sends while a ring, whose second half is the student's, all-reduces
+    a tensor of each of these sizes in bytes: those of the rank that sends most."""
     with devices.send_recv_device(ranks):
-        return run_answer(count_bytes, ring_all_gather, size, ranks=ranks)
+        each = run_answer(count_bytes, ring_all_gather, sizes, ranks=ranks)
+    return list(map(max, zip(*each, strict=True)))
 
 
 class Recorder(Traffic):
@@ -165,13 +166,16 @@ def record_sends(algorithm: Callable) -> list[list]:
     return [copy.tolist() for copy in [*recorder.copies, result]]
 
 
-def count_bytes(ring_all_gather: Callable, size: int) -> int:
-    """Bytes this rank sends while both halves of a ring all-reduce `size` bytes of 4-byte
-    numbers."""
-    mine = torch.full((size // 4,), float(dist.get_rank()), device=devices.device())
-    with Recorder() as recorder:
-        ring_all_gather(ring_reduce_scatter(mine))
-    return sum(call.bytes for call in recorder.of("send"))
+def count_bytes(ring_all_gather: Callable, sizes: tuple[int, ...]) -> list[int]:
+    """Bytes this rank sends while both halves of a ring all-reduce 4-byte numbers, for each size in
+    bytes."""
+    sent = []
+    for size in sizes:
+        mine = torch.full((size // 4,), float(dist.get_rank()), device=devices.device())
+        with Recorder() as recorder:
+            ring_all_gather(ring_reduce_scatter(mine))
+        sent.append(sum(call.bytes for call in recorder.of("send")))
+    return sent
 
 
 def try_own_number(own_and_mean: Callable) -> tuple[float, float]:
@@ -254,17 +258,16 @@ def try_losses(mean_losses: Callable, lengths: tuple[int, ...]) -> tuple:
     return means, dropped, losses
 
 
-def try_ring(ring_all_gather: Callable, sizes: tuple[int, ...]) -> tuple[Tried, list[int]]:
-    """(what the student's half of a ring made of the other half's result, the bytes that both
-    halves send for tensors of these sizes). A piece has two numbers."""
+def try_ring(ring_all_gather: Callable) -> Tried:
+    """What the student's half of a ring makes of the other half's result. A piece has two
+    numbers."""
     mine = pieces_of(dist.get_rank(), dist.get_world_size()).repeat_interleave(2)
     ring_reduce_scatter(mine)
     before = mine.clone()
     with Recorder() as recorder:
         result = _to_cpu(ring_all_gather(mine))
         recorder.require_all_waited_for()
-    tried = Tried(before.cpu(), result, mine.cpu(), recorder.calls)
-    return tried, [count_bytes(ring_all_gather, size) for size in sizes]
+    return Tried(before.cpu(), result, mine.cpu(), recorder.calls)
 
 
 def _to_number(value):

@@ -22,28 +22,29 @@ RING_SIZES = (96, 96_000)  # bytes, divisible by 4-byte numbers on 2, 3 and 4 ra
 COPY = "`pieces` is a tuple of views into `mine`: copy_ writes into a view."
 
 
-@check("0.3", hints={"item assignment": COPY})
+STEPS = "Every rank takes N - 1 steps: a send on one rank needs a receive on the next."
+
+
+@check("0.3", hints={"item assignment": COPY, "deadlock": STEPS, "no_progress": STEPS})
 def check_ring(ring_all_gather: Callable, ring_bytes: Callable):
     """The second half must complete all sums by sends of one piece, and the formula must give the
     bytes that the ring was seen to send."""
     require_signature(ring_all_gather, ("mine",))
     require_signature(ring_bytes, ("size", "ranks"))
-    sent = {}  # (ranks, size) -> bytes
     for ranks in reversed(WORLD_SIZES):  # on 2 ranks too many rings and formulas agree
         with devices.send_recv_device(ranks):
-            tried, each = zip(*recorded_collectives.run_answer(
-                recorded_collectives.try_ring, ring_all_gather, RING_SIZES, ranks=ranks),
-                strict=True)
+            tried = recorded_collectives.run_answer(
+                recorded_collectives.try_ring, ring_all_gather, ranks=ranks)
         for rank, one in enumerate(tried):
             _require_sums(rank, ranks, one)
             _require_sends(rank, ranks, one)
-        sent |= {(ranks, size): max(numbers)
-                 for size, numbers in zip(RING_SIZES, zip(*each, strict=True), strict=True)}
-    for (ranks, size), seen in sent.items():
-        judge_number(ring_bytes(size, ranks), seen, _byte_causes(seen, size, ranks),
-                     f"{size:,} bytes on {ranks} ranks", "bytes",
-                     "How many steps, and how many bytes leave in each?", source="each sent",
-                     rel_tol=1e-6)
+    for ranks in reversed(WORLD_SIZES):
+        sent = recorded_collectives.counted_bytes(ring_all_gather, ranks, *RING_SIZES)
+        for size, seen in zip(RING_SIZES, sent, strict=True):
+            judge_number(ring_bytes(size, ranks), seen, _byte_causes(seen, size, ranks),
+                         f"{size:,} bytes on {ranks} ranks", "bytes",
+                         "How many steps, and how many bytes leave in each?", source="each sent",
+                         rel_tol=1e-6)
     return ("your ring completes all sums on 2, 3 and 4 ranks, and your formula equals the bytes "
             "counted on it")
 
@@ -122,7 +123,7 @@ def ring_traffic(ring_all_gather: Callable, ring_bytes: Callable) -> Picture:
     rows = []
     for ranks in MEASURED:
         formula = require_number(ring_bytes(CHART_SIZE, ranks), "ring_bytes")
-        sent = max(recorded_collectives.counted_bytes(ring_all_gather, ranks, CHART_SIZE))
+        [sent] = recorded_collectives.counted_bytes(ring_all_gather, ranks, CHART_SIZE)
         rows.append(Bar(f"{ranks} ranks", sent / 1e6,
                         formula / 1e6, guessed("0.3") if ranks == 4 else None))
     return bars(rows, unit="MB", title="sent by each rank to all-reduce 12 MB",

@@ -348,7 +348,7 @@ NOT_DRAWN = [
     (lab.before_and_after_mean, lambda: (1, 2.5), 2, "wrong_number rank 1", "(r + 1)²"),
     (lab.before_and_after_mean, lambda: (2 ** dist.get_rank(), 1), 2, "wrong_number rank 1",
      "(r + 1)²"),
-    (lab.before_and_after_mean, lambda mine: (mine, mine), 2, "wrong_signature", ""),
+    (lab.before_and_after_mean, lambda mine: (mine, mine), 2, "raised_TypeError", ""),
     (lab.before_and_after_mean, lambda: None, 40, RANKS, ""),
     (lab.two_steps, returns_nothing, 2, NOTHING, RETURN),
     (lab.two_steps, input_first, 2, "wrong_output_size",
