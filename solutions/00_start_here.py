@@ -188,8 +188,31 @@ def mean_over_ranks(mine):
 # %% tags=["nbval-check-output"]
 lab.check_mean_over_ranks(mean_over_ranks)
 
+# %% [markdown]
+# ### Exercise 0.1, second half · A rank's own tensor
+#
+# *Difficulty 1 of 5 · 5 minutes · target: 1, 4, 9 and 16 on four ranks, and their mean*
+#
+# | call | returns |
+# |:--|:--|
+# | `torch.tensor([2.0], device=labs.device())` | a tensor of one number, on this rank's device |
+# | `x.item()` | the number in a tensor of one element |
+#
+# The check gave each rank its tensor. Now each rank makes its own: rank r holds (r + 1)².
+
 # %%
-lab.before_and_after_mean(mean_over_ranks, ranks=4)
+# Exercise 0.1, second half: each rank makes its own tensor
+def own_and_mean():
+    """This rank's number, and the mean of all ranks' numbers: two numbers of Python."""
+    ### BEGIN SOLUTION
+    own = (dist.get_rank() + 1) ** 2
+    mine = torch.tensor([float(own)], device=labs.device())
+    return own, mean_over_ranks(mine).item()
+    ### END SOLUTION
+
+
+# %%
+lab.before_and_after_mean(own_and_mean, ranks=4)
 
 # %% [markdown]
 # **Notice:** every rank holds the same number afterwards.
@@ -336,34 +359,73 @@ lab.two_steps(all_reduce_in_two, ranks=RANKS)
 # In 16 bits the gradients of a 7B model are 14 GB. A rank that sent them to 7 other ranks would send
 # 98 GB in each step. In a **ring** each rank sends to the next rank only, and the tensor is split into N
 # pieces. In each step a rank sends *one piece*. In the first N−1 steps the receiver *adds* it; in the
-# last N−1 steps the receiver *copies* it.
+# last N−1 steps the receiver *copies* it. You write the second half.
 
 # %%
-def ring_all_reduce(mine):
+def ring_reduce_scatter(mine):
+    """The first half of a ring all-reduce, in `mine` itself."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    pieces = mine.chunk(ranks)
+    pieces = mine.chunk(ranks)  # views: what is written into a piece is written into `mine`
     received = torch.empty_like(pieces[0])
-    for step in range(2 * (ranks - 1)):
+    for step in range(ranks - 1):
         sent = pieces[(rank - step) % ranks]
         target = pieces[(rank - step - 1) % ranks]
         lab.send_recv(sent, received)  # sends to the next rank, receives from the previous one
-        if step < ranks - 1:
-            target += received
-        else:
-            target.copy_(received)
+        target += received
     return mine
 
 
-lab.ring_steps(ring_all_reduce, ranks=4)
+lab.ring_steps(ring_reduce_scatter, ranks=4)
 
 # %% [markdown]
 # **Notice:** a dark frame marks the piece that was just received. There is one per rank in each step, so
 # every link of the ring is always busy.
 #
-# After step 3 each rank holds one complete sum. That was a reduce-scatter, shifted by one: rank 0 holds
-# piece 1. The other three steps were an all-gather.
+# After step 3 each rank holds one complete sum. This is a reduce-scatter, shifted by one: rank 0 holds
+# the sum of piece 1, and rank 3 that of piece 0.
+
+# %% [markdown]
+# ### Exercise 0.3 · The second half of a ring all-reduce
 #
-# Now guess: four ranks all-reduce a tensor of 12 MB. How many MB does *each* rank send?
+# *Difficulty 3 of 5 · 15 minutes · target: all sums on 2, 3 and 4 ranks, N−1 sends of one piece per rank*
+#
+# When your function starts, rank r holds the sum of piece r + 1. In each step a rank sends the piece
+# that became complete last, and copies what it receives into its place. Which piece does the previous
+# rank send to you?
+
+# %%
+# Exercise 0.3: the all-gather half of a ring
+def ring_all_gather(mine):
+    """Completes all pieces of `mine`, in place; piece (rank + 1) % ranks is complete already."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    pieces = mine.chunk(ranks)
+    received = torch.empty_like(pieces[0])
+    ### BEGIN SOLUTION
+    complete = (rank + 1) % ranks
+    for _ in range(ranks - 1):
+        lab.send_recv(pieces[complete], received)
+        complete = (complete - 1) % ranks
+        pieces[complete].copy_(received)
+    ### END SOLUTION
+    return mine
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Idea: the previous rank holds the sum of the piece one before yours. So what arrives in the first step
+# is piece r, and it is complete.
+#
+# Outline: keep the number of the piece that became complete last. In each of N−1 steps, send this
+# piece; then go to the piece before it (the piece before piece 0 is piece N−1), copy `received` into
+# it, and continue with this one. `copy_` writes into a view; `=` would only give a name to another
+# tensor.
+#
+# </details>
+
+# %% [markdown]
+# ## Bytes of a ring all-reduce
+#
+# Now guess: four ranks all-reduce a tensor of 12 MB by both halves. How many MB does *each* rank send?
 
 # %%
 # A guess, for exercise 0.3: the MB that each rank sends
@@ -374,16 +436,16 @@ my_guess = 24
 labs.guess("0.3", "MB sent by each of 4 ranks", my_guess)
 
 # %% [markdown]
-# ### Exercise 0.3 · Bytes of a ring all-reduce
+# ### Exercise 0.3, second half · Bytes of a ring all-reduce
 #
 # *Difficulty 2 of 5 · 5 minutes · target: the bytes that rings of 2, 3 and 4 ranks send*
 #
 # Write the formula for any size and any number of ranks. How many steps are there, and how many bytes
-# does a rank send in each? The check has no formula of its own: it runs rings on 2, 3 and 4 ranks and
-# counts the bytes that are sent.
+# does a rank send in each? The check has no formula of its own: it runs your ring on 2, 3 and 4 ranks,
+# and counts the bytes that are sent.
 
 # %%
-# Exercise 0.3: the bytes of a ring
+# Exercise 0.3, second half: the bytes of a ring
 def ring_bytes(size, ranks):
     """Bytes that each rank sends while a ring of `ranks` all-reduces `size` bytes."""
     ### BEGIN SOLUTION
@@ -393,10 +455,20 @@ def ring_bytes(size, ranks):
 
 
 # %% tags=["nbval-check-output"]
-lab.check_ring_bytes(ring_bytes)
+lab.check_ring(ring_all_gather, ring_bytes)
 
 # %%
-lab.ring_traffic(ring_bytes)
+def ring_all_reduce(mine):
+    return ring_all_gather(ring_reduce_scatter(mine))
+
+
+lab.ring_steps(ring_all_reduce, ranks=4)
+
+# %% [markdown]
+# **Notice:** from step 4 on, each framed piece is a complete sum. After step 6 every rank holds all four.
+
+# %%
+lab.ring_traffic(ring_all_gather, ring_bytes)
 
 # %% [markdown]
 # **Notice:** the bars grow with the number of ranks, but stay below the dashed line, which is twice the
@@ -477,15 +549,18 @@ lab.diagnose(train_unevenly, ranks=RANKS, guess="0.4")
 # %% [markdown]
 # ### Exercise 0.4 · Uneven batches
 #
-# *Difficulty 2 of 5 · 10 minutes · target: a list of means, as long as the shortest rank's losses*
+# *Difficulty 2 of 5 · 10 minutes · target: as many means as the shortest rank has losses, and the batches
+# that are dropped*
 #
 # | call | returns | blocks? |
 # |:--|:--|:--|
 # | `dist.all_reduce(x, op=dist.ReduceOp.MIN)` | None; `x` is now the minimum over all ranks | yes |
 # | `mean_losses(losses)` | a list: each step's mean over ranks | yes |
-#
+
+# %% [markdown]
 # Let all ranks stop after the same step: after as many steps as the rank with the *fewest* batches has.
-# No rank knows that number by itself. Do not change `mean_losses`.
+# No rank knows that number by itself. Also count the batches that all ranks together have not trained
+# on, and return this number on every rank. Do not change `mean_losses`.
 
 # %%
 def smallest_rank():
@@ -499,11 +574,15 @@ launch(smallest_rank, ranks=RANKS)
 # %%
 # Exercise 0.4: stop together
 def mean_losses_together(losses):
-    """The mean over ranks of each step's loss; as many steps as every rank can take."""
+    """(means, dropped): the mean over ranks of each step's loss, for as many steps as every rank
+    can take, and the number of batches of all ranks that are left."""
     ### BEGIN SOLUTION
     steps = torch.tensor(len(losses), device=labs.device())
     dist.all_reduce(steps, op=dist.ReduceOp.MIN)
-    return mean_losses(losses[: steps.item()])
+    means = mean_losses(losses[: steps.item()])
+    dropped = len(losses) - steps
+    dist.all_reduce(dropped)
+    return means, dropped.item()
     ### END SOLUTION
 
 
@@ -511,6 +590,9 @@ def mean_losses_together(losses):
 lab.check_mean_losses(mean_losses_together)
 
 # %% [markdown]
+# Ranks with 2, 3, 4 and 5 batches take 2 steps together and drop 6 of 14 batches. So a training script
+# gives every rank equally many: PyTorch's `DistributedSampler` does this in notebook 02.
+#
 # A trainer that does not know the number of batches in advance asks before each step: every rank
 # all-reduces a flag that says "I have data", and all ranks stop as soon as one has none. The check accepts
 # that, too.

@@ -209,9 +209,31 @@ def bytes_per_parameter(weights, gradients, moments, master):
     return weights.itemsize, gradients.itemsize, state
     ### END SOLUTION
 
+# %% [markdown]
+# ### Exercise 1.2, second half · Which recipes does a figure assume?
+#
+# *Difficulty 2 of 5 · 10 minutes · target: all recipes of seven figures, and no other*
+#
+# A blog says that training 7B needs 84 GB, another says 112 GB. Which recipes do they assume? Return
+# the names of all recipes whose model states, rounded to whole GB, equal the figure. There may be
+# one, several, or none. `recipes` is a dictionary like `RECIPES`.
 
 # %%
-lab.check_bytes_per_parameter(bytes_per_parameter)
+# Exercise 1.2, second half: the recipes behind a figure
+def recipes_behind(gigabytes, billions, recipes):
+    """A list of the names of recipes with which `billions` of parameters take `gigabytes`."""
+    ### BEGIN SOLUTION
+    names = []
+    for name, types in recipes.items():
+        size = billions * sum(bytes_per_parameter(*types))
+        if round(size) == gigabytes:
+            names.append(name)
+    return names
+    ### END SOLUTION
+
+
+# %%
+lab.check_bytes_per_parameter(bytes_per_parameter, recipes_behind)
 
 # %%
 lab.show_recipes(bytes_per_parameter, RECIPES)
@@ -295,9 +317,13 @@ def per_rank(count, recipe, stage, ranks):
     each, as bytes_per_parameter returns them."""
     ### BEGIN SOLUTION
     parameters, gradients, state = (count * size for size in recipe)
-    return (parameters / (ranks if stage >= 3 else 1),
-            gradients / (ranks if stage >= 2 else 1),
-            state / (ranks if stage >= 1 else 1))
+    if stage >= 1:
+        state /= ranks
+    if stage >= 2:
+        gradients /= ranks
+    if stage == 3:
+        parameters /= ranks
+    return parameters, gradients, state
     ### END SOLUTION
 
 
@@ -595,12 +621,31 @@ def bytes_left(m, recipe, stage, ranks, batch, sequence, checkpointing, gpu):
     return gpu.usable - lab.overhead(ranks) - states - kept
     ### END SOLUTION
 
+# %% [markdown]
+# ### Exercise 1.6, second half · The largest batch
+#
+# *Difficulty 2 of 5 · 5 minutes · target: the largest batch of seven jobs, 0 where none fits*
+#
+# A larger batch keeps a GPU busier, so a job often takes the largest batch per rank that fits. A
+# batch fits if it leaves 0 bytes or more.
 
 # %%
-lab.check_bytes_left(bytes_left)
+# Exercise 1.6, second half: the largest batch
+def largest_batch(m, recipe, stage, ranks, sequence, checkpointing, gpu):
+    """The largest number of sequences per rank that fit on the GPU; 0 if not even one does."""
+    ### BEGIN SOLUTION
+    batch = 0
+    while bytes_left(m, recipe, stage, ranks, batch + 1, sequence, checkpointing, gpu) >= 0:
+        batch += 1
+    return batch
+    ### END SOLUTION
+
 
 # %%
-lab.show_bytes_left(bytes_left)
+lab.check_bytes_left(bytes_left, largest_batch)
+
+# %%
+lab.show_bytes_left(bytes_left, largest_batch)
 
 # %% [markdown]
 # **Notice:** "84 GB for 7B" is less than the 85.1 GB of an A100-80, and Llama-2-7B has even fewer
@@ -640,8 +685,11 @@ def rank_states(count, strategy, ranks):
     strategy: "plain", "DDP" or "FSDP2"."""
     ### BEGIN SOLUTION
     stage = 3 if strategy == "FSDP2" else 0
-    buckets = 4 * count if strategy == "DDP" else 0
-    return *per_rank(count, (4, 4, 8), stage, ranks), buckets
+    parameters, gradients, state = per_rank(count, (4, 4, 8), stage, ranks)
+    buckets = 0
+    if strategy == "DDP":
+        buckets = gradients
+    return parameters, gradients, state, buckets
     ### END SOLUTION
 
 
@@ -815,32 +863,6 @@ lab.show_saved_parts(bytes_for_backward, layer_activations)
 # as wide, and it has no dropout. But RMSNorm computes in fp32, so each norm saves an fp32 copy of its
 # input (4sbh) and its result (2sbh). SwiGLU saves its input and four tensors of 3.5 times the model's
 # width (4 · 7sbh). With checkpointing, either block saves only its input.
-
-# %% [markdown]
-# ## Optional: the recipe behind a figure
-#
-# A blog says that training 7B needs 84 GB, another says 112 GB. Which recipes do they assume?
-
-# %% [markdown]
-# ### Exercise 1.9 · Which recipes does a figure assume?
-#
-# *Difficulty 2 of 5 · 10 minutes · target: all recipes of seven figures, and no other*
-#
-# Return the names of all recipes whose model states, rounded to whole GB, equal the figure. There may
-# be one, several, or none. `recipes` is a dictionary like `RECIPES`.
-
-# %%
-# Exercise 1.9: the recipes behind a figure
-def recipes_behind(gigabytes, billions, recipes):
-    """A list of the names of recipes with which `billions` of parameters take `gigabytes`."""
-    ### BEGIN SOLUTION
-    return [name for name, types in recipes.items()
-            if round(billions * sum(bytes_per_parameter(*types))) == gigabytes]
-    ### END SOLUTION
-
-
-# %%
-lab.check_recipes_behind(recipes_behind)
 
 # %% [markdown]
 # ## Optional: the minimum number of ranks

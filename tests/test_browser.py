@@ -20,10 +20,10 @@ NAMES = sorted(path.stem for path in (ROOT / "solutions").glob("*.ipynb"))
 SCREENSHOTS = ROOT / "experiments" / "browser"
 # Where a right answer is typed: notebook, exercise, its check, and a picture of what was built.
 TYPED = [
-    ("00_start_here", "# Exercise 0.1: the mean over ranks", "lab.check_mean_over_ranks(",
-     "lab.before_and_after_mean("),
-    ("02_manual_ddp", "# Exercise 2.1: the full batch's gradient", "lab.check_combine(",
-     "lab.show_combine("),
+    ("00_start_here", "# Exercise 0.2: all-reduce from reduce-scatter", "lab.check_all_reduce(",
+     "lab.two_steps("),
+    ("02_manual_ddp", "# Exercise 2.3: after backward", "lab.check_average_gradients(",
+     "lab.show_gradients("),
     ("03_zero_stages", "# Exercise 3.1: cut a flat tensor", "lab.check_cut(", "lab.show_owners("),
 ]
 ENDLESS = """import time

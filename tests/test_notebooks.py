@@ -12,9 +12,10 @@ import nbformat
 import pytest
 import untouched
 from _build import card, execute, minutes
+from _build.exercises import exercises
 from _build.notebook import set_ids
 from _build.source import read_source
-from _build.student import secrets, tokens
+from _build.student import exercise_number, is_guess, secrets, tokens
 from _unattended import reference
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,6 +27,12 @@ TARGET = re.compile(r"\s*^\*Difficulty ([1-5]) of 5 · \d+ minutes?(?: · \d+ po
 HINT = re.compile(r"<details>\s*<summary>.*?</summary>\n\n.+?\n\n</details>", re.DOTALL)
 CHECK = re.compile(r"^lab\.check_", re.MULTILINE)
 A_LAB = 180  # minutes: 2 × 90
+FEWEST, MOST = 5, 25  # lines that a student writes in an obligatory exercise, guesses apart
+# Exercises that are allowed fewer or more lines -> why.
+OTHER_LENGTHS = {
+    **dict.fromkeys(("2.1", "2.2", "4.4", "5.1", "5.2", "5.3", "5.4", "5.6", "5.7", "5.9", "7.10",
+                     "7.12", "7.14", "7.25", "8.9"), "not lengthened or merged yet"),
+    **dict.fromkeys(("6.1", "8.4"), "a complete script, not shortened yet")}
 STATIC = {"text/plain", "text/html", "image/png"}
 ACTIVE = re.compile(r"<script|<iframe|<object|<embed|<link|\son\w+\s*=|javascript:", re.IGNORECASE)
 OPAQUE = re.compile(r"^<[\w.]+ object at|^<Figure |^\w*(?:Box|Slider|Dropdown|Output)\(")
@@ -194,6 +201,30 @@ def secrets_in(cells, texts):
     """The lines of solutions that stand in one of the texts."""
     shown = " ".join(tokens(text) for text in texts)
     return [line for secret, (_, line) in secrets(cells).items() if f" {secret} " in shown]
+
+
+def lengths(cells):
+    """Number -> lines in the gaps, of each obligatory exercise that has a gap. A guess is none."""
+    found = {exercise.number: 0 for exercise in exercises(cells)
+             if exercise.answers and not exercise.optional}
+    for cell in cells:
+        number = exercise_number(cells, cell, len(cell.lines)) if cell.regions else None
+        if number in found:
+            found[number] += sum(len(region.code) for region in cell.regions
+                                 if not is_guess(cell, region))
+    return found
+
+
+def test_an_obligatory_exercise_is_neither_a_call_nor_a_program():
+    """What one or two lines answer is a prediction, or a part of another exercise. An exercise that
+    has been lengthened, or that is gone, is taken out of the list of exceptions."""
+    found = {}
+    for name in NAMES:
+        cells, _ = read_source(ROOT / "solutions" / f"{name}.py", name)
+        found |= lengths(cells)
+    others = {number: lines for number, lines in found.items() if not FEWEST <= lines <= MOST}
+    unexpected = set(others) ^ set(OTHER_LENGTHS)
+    assert found and {number: others.get(number) for number in unexpected} == {}
 
 
 def test_no_two_exercises_have_one_number():

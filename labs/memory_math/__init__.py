@@ -50,7 +50,6 @@ if TYPE_CHECKING:
         show_rank_states,
         show_unexplained_bytes,
     )
-    from labs.memory_math.recipes_behind import check_recipes_behind
     from labs.memory_math.scaffold import measure_checkpointing, measure_ranks, model_sizes
     from labs.memory_math.step_flops import (
         check_step_flops,

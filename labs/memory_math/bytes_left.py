@@ -1,6 +1,5 @@
-"""Exercise 1.6: does a job fit on a GPU?"""
+"""Exercise 1.6: does a job fit on a GPU, and how large may its batch be?"""
 
-from bisect import bisect_left
 from dataclasses import replace
 
 from labs.checks.generator import new_generator
@@ -31,13 +30,17 @@ from labs.training.memory_categories import GB, Memory
 NOTHING: Cause = Cause("nothing_left", 0, "nothing is left, but how much is missing?",
                        "Less than 0 where the job does not fit: no max.")
 ARGUMENTS = ("m", "recipe", "stage", "ranks", "batch", "sequence", "checkpointing", "gpu")
+WITHOUT_BATCH = tuple(name for name in ARGUMENTS if name != "batch")
 
 
 @check("1.6")
-def check_bytes_left(bytes_left):
-    """Bytes that are left on a GPU, for jobs that fit, jobs that do not, and random ones."""
+def check_bytes_left(bytes_left, largest_batch):
+    """Bytes that are left on a GPU, for jobs that fit, jobs that do not, and random ones; and the
+    largest batch that leaves 0 or more."""
     require_signature(bytes_left, ARGUMENTS)
-    for name, *job in _jobs():
+    require_signature(largest_batch, WITHOUT_BATCH)
+    jobs = _jobs()
+    for name, *job in jobs:
         _, _, stage, ranks, batch, sequence, checkpointing, gpu = job
         what = (f"{name}, stage {stage} on {ranks} x {gpu.name}, {batch} x {sequence} tokens"
                 f"{', checkpointing' if checkpointing else ''}")
@@ -50,7 +53,11 @@ def check_bytes_left(bytes_left):
         judge_number(number / GB, left / GB, causes, what, "GB",
                      "usable - model states - activations - overhead.",
                      abs_tol=1e-6 * gpu.usable / GB if isinstance(number, Single) else 1e-9)
-    return "the bytes left in six jobs, two of them drawn at random"
+    # Short sequences of a small model: the batch is larger than any limit that one would guess.
+    many = "GPT-2", jobs[3][1], (2, 2, 8), 1, 2, 1, 128, True, hardware.gpu("H200")
+    for name, *job in [*jobs, many]:
+        _judge_batch(largest_batch, name, *job)
+    return "the bytes left in six jobs, two of them random, and the largest batch of seven"
 
 
 def _jobs() -> list[tuple]:
@@ -104,6 +111,29 @@ def _bytes_left(m, recipe, stage, ranks, batch, sequence, checkpointing,
     return left, [*causes, *_unit_causes(left, gpu), *pairs(causes, left / GB)]
 
 
+def _judge_batch(largest_batch, name, m, recipe, stage, ranks, _, sequence, checkpointing, gpu):
+    job = m, recipe, stage, ranks, sequence, checkpointing, gpu
+    what = (f"{name}, stage {stage} on {ranks} x {gpu.name}, sequences of {sequence} tokens"
+            f"{', checkpointing' if checkpointing else ''}")
+    empty, one = (_bytes_left(*job[:4], batch, *job[4:])[0] for batch in (0, 1))
+    # Activations grow with the batch, so what is left falls by as much for each sequence.
+    exact = empty / (empty - one)
+    largest = max(0, int(exact))
+    # Each mistake and where it leads: catches the first batch that does not fit, the batch of all
+    # ranks, a fraction of a sequence, and a negative number where none fits.
+    causes = [Cause("first_too_large", largest + 1, "that many do not fit",
+                    "A batch fits if it leaves 0 bytes or more."),
+              *([Cause("one_too_few", largest - 1, f"{largest} fit, too",
+                       "A batch fits if it leaves 0 bytes or more.")] if largest else []),
+              Cause("sequences_all_ranks_counted", largest * ranks,
+                    "that is the batch of all ranks together", "Return the batch of one rank."),
+              Cause("not_rounded_down", exact, "that is no whole number of sequences",
+                    "Round down; 0 where not even one fits.")]
+    judge_number(require_number(largest_batch(*job), what), largest, causes, what, "sequences",
+                 "Try 1, 2, 3 ... sequences, as long as bytes_left leaves 0 or more." if largest
+                 else "Return 0 where not even one sequence fits.", source="the largest batch is")
+
+
 def _unit_causes(left, gpu) -> list[Cause]:
     return [
         Cause("missing", -left / GB, "that is what is missing, not what is left",
@@ -124,14 +154,16 @@ GPU = hardware.gpu("A100-80")
 
 
 @shows("1.6")
-def show_bytes_left(bytes_left) -> Table:
-    """A table of the GB that are left in each job by the student's function, and of the largest
-    batch that fits."""
+def show_bytes_left(bytes_left, largest_batch) -> Table:
+    """A table of the GB that are left in each job, and of the largest batch that fits: both by the
+    student's functions."""
     rows = []
     for name, setting in JOBS.items():
-        left = bytes_left(*_job(setting)) / GB
+        job = _job(setting)
+        left = bytes_left(*job) / GB
+        largest = require_number(largest_batch(*job[:4], *job[5:]), "largest_batch")
         rows.append((name, f"{left:,.2f}", "fits" if left >= 0 else "does not fit",
-                     _largest_batch(bytes_left, _job(setting)) or "none"))
+                     f"{largest:g}" if largest else "none"))
     return Table(f"4 × {GPU.name}, 1 × 4096 tokens per rank, checkpointing, 12 bytes per parameter",
                  ("", "GB left by your function", "", "largest batch"), rows)
 
@@ -142,14 +174,6 @@ def _job(setting) -> tuple:
     return (shape_of(hf_configs.config(setting.model)), (2, 2, 8),
             0 if setting.strategy == "DDP" else 3, setting.ranks, setting.batch, setting.sequence,
             True, GPU)
-
-
-def _largest_batch(bytes_left, job) -> int:
-    """The largest batch of at most 1024 that leaves 0 bytes or more; 0 where none does."""
-    # A larger batch leaves less, so the answers to "below 0?" are False up to a batch and then
-    # True.
-    return bisect_left(range(1, 1025), True, key=lambda batch: bytes_left(
-        *job[:4], batch, *job[5:]) < 0)
 
 
 @shows("1.6")

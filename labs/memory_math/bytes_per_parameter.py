@@ -1,12 +1,13 @@
-"""Exercise 1.2: bytes per parameter by recipe."""
+"""Exercise 1.2: bytes per parameter by recipe, and the recipes that a quoted figure may assume."""
 
 import random
+from collections.abc import Collection
 
 import torch
 
 from labs.checks.guesses import guessed
 from labs.checks.numbers import Cause, judge_number, pairs, require_numbers, require_signature
-from labs.checks.verdicts import check, shows
+from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.memory_math import ground_truth, measurements
 from labs.memory_math.scaffold import STATES, TABLE_HINT
 from labs.pictures.memory import MemoryRow, memory_bars
@@ -15,6 +16,7 @@ from labs.pictures.tables import Table
 from labs.predictions.memory.optimizers import OPTIMIZERS
 from labs.training.memory_categories import Memory
 from labs.training.presets import Preset
+from labs.words import listed
 
 Types = tuple[torch.dtype, torch.dtype, torch.dtype, bool]
 _FP32, _BF16 = torch.float32, torch.bfloat16
@@ -24,12 +26,16 @@ NAMED = {"fp32": (_FP32, _FP32, _FP32, False), "bf16": (_BF16, _BF16, _BF16, Fal
          "megatron": (_BF16, _FP32, _FP32, True)}
 # All types and a master copy: each common mistake leads to another number here.
 TELLING = (_BF16, _FP32, torch.float8_e4m3fn, True)
+# (GB, billions of parameters). 120 GB lie between two recipes of 7B; "54 GB" is 6.74 x 8, rounded.
+FIGURES = [(84, 7), (112, 7), (156, 13), (120, 7), (126, 7), (54, 6.74), (560, 70)]
 
 
 @check("1.2", hints=TABLE_HINT)
-def check_bytes_per_parameter(bytes_per_parameter):
-    """Three numbers for any dtypes, with a master copy or not."""
+def check_bytes_per_parameter(bytes_per_parameter, recipes_behind):
+    """Three numbers for any dtypes, with a master copy or not; and the names of all recipes that
+    lead to a figure in GB."""
     require_signature(bytes_per_parameter, ("weights", "gradients", "moments", "master"))
+    require_signature(recipes_behind, ("gigabytes", "billions", "recipes"))
     for recipe in _recipes():
         what = "weights {}, gradients {}, moments {}, {} master".format(
             *(str(dtype).removeprefix("torch.") for dtype in recipe[:3]),
@@ -39,7 +45,13 @@ def check_bytes_per_parameter(bytes_per_parameter):
         for name, got, want, causes in zip(STATES, returned, real, causes_of(*recipe, *real),
                                            strict=True):
             judge_number(got, want, causes, f"{what}: {name}", "bytes")
-    return "right for fp32 and bf16, and for random 8-bit, 16-bit and 64-bit dtypes"
+    for gigabytes, billions in FIGURES:
+        _judge_names(recipes_behind, gigabytes, billions, NAMED)
+    # Other recipes: reject an answer that knows the notebook's own by heart.
+    for gigabytes, billions, recipes in _random_cases():
+        _judge_names(recipes_behind, gigabytes, billions, recipes)
+    return ("right for fp32, bf16 and random dtypes of 8 to 64 bits; all recipes of nine figures: "
+            "112 GB for 7B may be either of two")
 
 
 def _recipes() -> list[Types]:
@@ -92,6 +104,55 @@ def causes_of(weights, gradients, moments, master, parameter: int, gradient: int
             [Cause("weights_type", parameter, "that is the weights' type",
                    "Gradients have a type of their own here.")],
             of_state + pairs(of_state, state))
+
+
+def _random_cases() -> list[tuple[int, int, dict[str, Types]]]:
+    """(GB, billions of parameters, recipes by name): a figure of each of two recipes."""
+    recipes = dict(zip(("first", "second"), random_types(), strict=True))
+    billions = random.randint(3, 90)
+    return [(billions * sum(bytes_of(*types)), billions, recipes) for types in recipes.values()]
+
+
+def _judge_names(recipes_behind, gigabytes, billions, recipes):
+    what = f"{gigabytes} GB for {billions}B"
+    found = _names(recipes_behind(gigabytes, billions, recipes), what, recipes)
+    totals = {name: billions * sum(bytes_of(*types)) for name, types in recipes.items()}
+    # In GB: billions of parameters times bytes of each.
+    right = {name for name, total in totals.items() if round(total) == gigabytes}
+    # All recipes and no other: catches the first match alone, exact equality with a rounded
+    # figure, and a tolerance that takes the neighbour.
+    for name in sorted(right - found):
+        raise Wrong(f"{what}: {name!r} is missing, which makes {_gb(totals[name])} GB",
+                    "Several recipes may lead to one figure, and figures are rounded to whole GB.",
+                    code="missing_entry")
+    for name in sorted(found - right):
+        raise Wrong(f"{what}: {name!r} makes {_gb(totals[name])} GB",
+                    "Only recipes that lead to this figure, rounded to whole GB.",
+                    code="extra_entry")
+
+
+def _names(returned, what, recipes) -> set[str]:
+    if isinstance(returned, str):
+        raise Wrong(f"{what}: it returned one name, {returned!r}, not a list of names",
+                    "Several recipes may lead to one figure, or none.", code="wrong_type")
+    try:
+        found = list(returned)
+    except TypeError:
+        raise Wrong(f"{what}: it returned {kind_of(returned)}, not a list of names",
+                    "Where no recipe fits, return an empty list.", code="wrong_type") from None
+    return _known(found, what, recipes)
+
+
+def _known(found: Collection, what, recipes) -> set[str]:
+    for name in found:
+        if not isinstance(name, str) or name not in recipes:
+            raise Wrong(f"{what}: {name!r} is no recipe's name",
+                        f"The names are {listed(list(map(repr, recipes)))}.", code="unknown_name")
+    return set(found)
+
+
+def _gb(value) -> str:
+    return f"{value:,.6g}"
 
 
 @shows("1.2")

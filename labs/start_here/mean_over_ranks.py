@@ -76,9 +76,10 @@ def _not_the_mean(rank, ranks, tried) -> Wrong:
 
 
 @shows("0.1")
-def before_and_after_mean(mean_over_ranks: Callable, ranks: int) -> Picture:
-    """Runs the student's mean on one number per rank and draws each rank's before and after."""
+def before_and_after_mean(own_and_mean: Callable, ranks: int) -> Picture:
+    """Runs the student's function, which returns a rank's own number and the mean, and draws both
+    for each rank. Raises Wrong where a rank's own number is not (rank + 1)²."""
     require_world_size(ranks)
     pairs = recorded_collectives.run_answer(
-        recorded_collectives.try_one_number, mean_over_ranks, ranks=ranks)
+        recorded_collectives.try_own_number, own_and_mean, ranks=ranks)
     return numbers_before_and_after(*map(list, zip(*pairs, strict=True)), guessed("0.1"))

@@ -2,7 +2,6 @@
 called.
 """
 
-import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,13 +10,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
-from labs.checks.numbers import as_list, as_number
+from labs.checks.numbers import as_list, as_number, require_several
 from labs.checks.on_ranks import WORLD_SIZES, scaled_timeout
-from labs.checks.verdicts import Wrong
+from labs.checks.verdicts import Wrong, kind_of
 from labs.meters.collective_hooks import IssuedCollective
 from labs.meters.traffic import CollectiveCall, Traffic
 from labs.start_here.return_values import require_fitting_output, require_tensor, wrong_on_rank
-from labs.start_here.scaffold import ring_all_reduce
+from labs.start_here.scaffold import ring_reduce_scatter
 from labs.workers import devices
 from labs.workers.failures import RankFailed
 from labs.workers.launcher import Results, launch
@@ -51,11 +50,12 @@ def run_answer(function: Callable, answer: Callable, *args, ranks: int) -> Resul
         raise wrong_on_rank(error) from error
 
 
-@functools.cache
-def counted_bytes(ranks: int, size: int) -> tuple[int, ...]:
-    """Bytes each rank really sends while a ring all-reduces a tensor of `size` bytes."""
+def counted_bytes(ring_all_gather: Callable, ranks: int, *sizes: int) -> list[int]:
+    """Bytes that a rank really sends while a ring, whose second half is the student's, all-reduces
+    a tensor of each of these sizes in bytes: those of the rank that sends most."""
     with devices.send_recv_device(ranks):
-        return tuple(run(count_bytes, ring_all_reduce, size, ranks=ranks))
+        each = run_answer(count_bytes, ring_all_gather, sizes, ranks=ranks)
+    return list(map(max, zip(*each, strict=True)))
 
 
 class Recorder(Traffic):
@@ -166,27 +166,35 @@ def record_sends(algorithm: Callable) -> list[list]:
     return [copy.tolist() for copy in [*recorder.copies, result]]
 
 
-def count_bytes(algorithm: Callable, size: int) -> int:
-    """Bytes this rank sends while the algorithm all-reduces `size` bytes of 4-byte numbers."""
-    mine = torch.full((size // 4,), float(dist.get_rank()), device=devices.device())
-    with Recorder() as recorder:
-        total = algorithm(mine)
-    assert total.eq(sum(range(dist.get_world_size()))).all(), "the algorithm did not sum"
-    return sum(call.bytes for call in recorder.of("send"))
+def count_bytes(ring_all_gather: Callable, sizes: tuple[int, ...]) -> list[int]:
+    """Bytes this rank sends while both halves of a ring all-reduce 4-byte numbers, for each size in
+    bytes."""
+    sent = []
+    for size in sizes:
+        mine = torch.full((size // 4,), float(dist.get_rank()), device=devices.device())
+        with Recorder() as recorder:
+            ring_all_gather(ring_reduce_scatter(mine))
+        sent.append(sum(call.bytes for call in recorder.of("send")))
+    return sent
 
 
-def try_one_number(mean_over_ranks: Callable) -> tuple[float, float]:
-    """(number before, number after) of this rank, (rank + 1)² at first."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    mine = torch.tensor([float((rank + 1) ** 2)], device=devices.device())
+def try_own_number(own_and_mean: Callable) -> tuple[float, float]:
+    """What the student's function returns on this rank: its number, (rank + 1)², and the mean."""
+    where = f"rank {dist.get_rank()} of {dist.get_world_size()}"
     with Recorder() as recorder:
-        before, result = mine.item(), _to_cpu(mean_over_ranks(mine))
+        returned = own_and_mean()
+        several = as_list(returned)
+        numbers = [as_number(value) for value in several or ()]
         recorder.require_all_waited_for()
-    require_tensor(rank, ranks, result)
-    if result.numel() != 1:
-        raise Wrong(f"rank {rank} of {ranks} returned {result.numel()} numbers, its tensor has 1",
-                    "The mean is taken number by number, over ranks only.", code="wrong_shape")
-    return before, float(result)
+    if len(numbers) != 2 or None in numbers:
+        raise Wrong(f"{where} returned {kind_of(returned)}, not two numbers",
+                    "Return the rank's own number and the mean; x.item() is a tensor's number.",
+                    code="nothing_returned" if returned is None else "wrong_type")
+    squared = (dist.get_rank() + 1) ** 2
+    if numbers[0] != squared:
+        raise Wrong(f"{where} made the number {numbers[0]:g}, not {squared}",
+                    "Rank r holds (r + 1)²; dist.get_rank() is r.", code="wrong_number")
+    return float(numbers[0]), float(numbers[1])
 
 
 @dataclass(frozen=True)
@@ -236,16 +244,30 @@ def tensors_to_sum(rank: int, ranks: int) -> list[torch.Tensor]:
 
 
 def try_losses(mean_losses: Callable, lengths: tuple[int, ...]) -> tuple:
-    """(result, own losses); this rank has lengths[rank] of them. Numbers of the result are
-    Python's, also where they were tensors."""
-    rank = dist.get_rank()
+    """(means, dropped batches, own losses); this rank has lengths[rank] of them. Numbers of the
+    result are Python's, also where they were tensors."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
     losses = [8.0 / (step + 1) + rank**2 for step in range(lengths[rank])]
     with Recorder() as recorder:
-        means = mean_losses(list(losses))
+        means, dropped = require_several(mean_losses(list(losses)), ("means", "dropped"),
+                                         f"rank {rank} of {ranks} returned")
         several = as_list(means)
         means = means if several is None else list(map(_to_number, several))
+        dropped = _to_number(dropped)
         recorder.require_all_waited_for()
-    return means, losses
+    return means, dropped, losses
+
+
+def try_ring(ring_all_gather: Callable) -> Tried:
+    """What the student's half of a ring makes of the other half's result. A piece has two
+    numbers."""
+    mine = pieces_of(dist.get_rank(), dist.get_world_size()).repeat_interleave(2)
+    ring_reduce_scatter(mine)
+    before = mine.clone()
+    with Recorder() as recorder:
+        result = _to_cpu(ring_all_gather(mine))
+        recorder.require_all_waited_for()
+    return Tried(before.cpu(), result, mine.cpu(), recorder.calls)
 
 
 def _to_number(value):

@@ -93,7 +93,81 @@ class Left:
                                 gpu) + kept - kept / ranks
 
 
-WRONG = [((answer,), words) for answer, words in [
+class Batch:
+    """Of 1.6's second half. They call the right bytes_left."""
+
+    def left_with(job, batch):
+        m, recipe, stage, ranks, *rest = job
+        return right.bytes_left(m, recipe, stage, ranks, batch, *rest)
+
+    def one(*job):
+        return 1
+
+    def none_always(*job):
+        return 0
+
+    def first_that_does_not_fit(*job):
+        return right.largest_batch(*job) + 1
+
+    def leaves_one_free(*job):
+        return max(0, right.largest_batch(*job) - 1)
+
+    def at_least_one(*job):
+        return max(1, right.largest_batch(*job))
+
+    def nothing_for_none(*job):
+        return right.largest_batch(*job) or None
+
+    def at_most_1000(*job):
+        return max((batch for batch in range(1, 1001) if Batch.left_with(job, batch) >= 0),
+                   default=0)
+
+    def powers_of_two(*job):
+        batch = 1
+        while Batch.left_with(job, 2 * batch) >= 0:
+            batch *= 2
+        return batch if Batch.left_with(job, batch) >= 0 else 0
+
+    def a_fraction(*job):
+        empty, one = Batch.left_with(job, 0), Batch.left_with(job, 1)
+        return empty / (empty - one)
+
+    def below_zero(*job):
+        return int(Batch.a_fraction(*job))
+
+    def of_all_ranks(*job):
+        return right.largest_batch(*job) * job[3]
+
+    def of_one_rank_alone(m, recipe, stage, ranks, *job):
+        return right.largest_batch(m, recipe, stage, 1, *job)
+
+    def yes_or_no(*job):
+        return right.largest_batch(*job) > 0
+
+    def the_bytes_left(*job):
+        return Batch.left_with(job, right.largest_batch(*job))
+
+    def with_a_batch(m, recipe, stage, ranks, batch, sequence, checkpointing, gpu):
+        return batch
+
+
+BATCHES = [((right.bytes_left, answer), words) for answer, words in [
+    (Batch.one, "first_too_large|wrong_number"),
+    (Batch.none_always, "wrong_number|one_too_few"),
+    (Batch.first_that_does_not_fit, "first_too_large"),
+    (Batch.leaves_one_free, "one_too_few"),
+    (Batch.at_least_one, "first_too_large"),
+    (Batch.nothing_for_none, "not_a_number"),
+    (Batch.at_most_1000, "wrong_number GPT-2"),
+    (Batch.powers_of_two, "wrong_number|one_too_few"),
+    (Batch.a_fraction, "not_rounded_down"),
+    (Batch.below_zero, "wrong_number"),
+    (Batch.of_all_ranks, "sequences_all_ranks_counted"),
+    (Batch.of_one_rank_alone, "wrong_number|one_too_few"),
+    (Batch.yes_or_no, "not_a_number bool"),
+    (Batch.the_bytes_left, "wrong_number"),
+    (Batch.with_a_batch, "wrong_signature")]]
+WRONG = [((answer, right.largest_batch), words) for answer, words in [
     (Left.no_overhead, "cuda_nccl_take_missing"),
     (Left.no_nccl, "nccl_buffers_missing"),
     (Left.no_activations, "activations_missing"),
@@ -112,21 +186,12 @@ WRONG = [((answer,), words) for answer, words in [
     (Left.a_share, "share_gpu_memory"), (Left.of_all_gpus, "wrong_number 178.4"),
     (Left.twice_the_overhead, "wrong_number -79.2"),
     (Left.one_recipe, "wrong_number"), (Left.blocks_alone, "wrong_number -72.8"),
-    (Left.activations_divided, "wrong_number -74.3")]]
+    (Left.activations_divided, "wrong_number -74.3")]] + BATCHES
 
 
-
-
-def states(**by_strategy):
-    """A function of (count, ranks) for each strategy; the right answer where none is given."""
-    def rank_states(count, strategy, ranks):
-        answer = by_strategy.get(strategy)
-        return answer(count, ranks) if answer else right.rank_states(count, strategy, ranks)
-
-    return rank_states
-
-
-@pytest.mark.parametrize("answers, expected", WRONG)
+@pytest.mark.parametrize("answers, expected", [
+    pytest.param(answers, expected, id=f"{'-'.join(one.__name__ for one in answers)}")
+    for answers, expected in WRONG])
 def test_wrong(answers, expected):
     assert_rejected(lab.check_bytes_left(*answers), expected)
 
@@ -165,15 +230,33 @@ class Right:
     def left_as_fraction(*job):
         return Fraction(right.bytes_left(*job))
 
+    def batch_by_division(*job):
+        empty, one = Batch.left_with(job, 0), Batch.left_with(job, 1)
+        return max(0, empty // (empty - one))
+
+    def batch_by_doubling(*job):
+        low, high = 0, 1  # low fits, or is 0; high is doubled until it does not fit
+        while Batch.left_with(job, high) >= 0:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if Batch.left_with(job, middle) >= 0 else (low, middle)
+        return low
+
+    def batch_as_tensor(*job):
+        return torch.tensor(right.largest_batch(*job))
+
 
 @pytest.mark.parametrize("answers", [
-    [Right.left_in_float32],
-    [Right.left_as_fraction],
-    [right.bytes_left], [Right.left_in_one]])
+    *([answer, right.largest_batch] for answer in (
+        Right.left_in_float32, Right.left_as_fraction, right.bytes_left, Right.left_in_one)),
+    *([right.bytes_left, answer] for answer in (
+        Right.batch_by_division, Right.batch_by_doubling, Right.batch_as_tensor))])
 def test_a_right_answer_passes(answers):
     verdict = lab.check_bytes_left(*answers)
     assert verdict.passed is True, str(verdict)
 
 
 def test_an_unfilled_exercise_waits():
-    assert_waits(lab.check_bytes_left, "1.6")
+    assert_waits(lab.check_bytes_left, "1.6", functions=2)
+    assert lab.check_bytes_left(right.bytes_left, ...).passed is None

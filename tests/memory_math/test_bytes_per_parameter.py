@@ -60,7 +60,49 @@ class Bytes:
         return weights.itemsize * 8, gradients.itemsize * 8, moments.itemsize * 16 + 32 * master
 
 
-WRONG = [
+# 1.2, second half: recipes_behind
+
+
+class Names:
+    def the_first(gigabytes, billions, recipes):
+        return right.recipes_behind(gigabytes, billions, recipes)[:1]
+
+    def one_name(gigabytes, billions, recipes):
+        return next(iter(right.recipes_behind(gigabytes, billions, recipes)), "none")
+
+    def none_for_none(gigabytes, billions, recipes):
+        return right.recipes_behind(gigabytes, billions, recipes) or None
+
+    def exactly(gigabytes, billions, recipes):
+        return [name for name, types in recipes.items()
+                if sum(right.bytes_per_parameter(*types)) == gigabytes / billions]
+
+    def nearly(gigabytes, billions, recipes):
+        return [name for name, types in recipes.items() if abs(
+            sum(right.bytes_per_parameter(*types)) * billions - gigabytes) < 0.1 * gigabytes]
+
+    def of_7b(gigabytes, billions, recipes):
+        return right.recipes_behind(gigabytes, 7, recipes)
+
+    def weights_alone(gigabytes, billions, recipes):
+        return [name for name, types in recipes.items()
+                if round(types[0].itemsize * billions) == gigabytes]
+
+    def in_gib(gigabytes, billions, recipes):
+        return right.recipes_behind(gigabytes * 2**30 / 1e9, billions, recipes)
+
+    def types(gigabytes, billions, recipes):
+        return [recipes[name] for name in right.recipes_behind(gigabytes, billions, recipes)]
+
+    def the_notebooks(gigabytes, billions, recipes):
+        return right.recipes_behind(gigabytes, billions, right.RECIPES)
+
+    def rounded_down(gigabytes, billions, recipes):
+        return [name for name, types in recipes.items()
+                if int(billions * sum(right.bytes_per_parameter(*types))) == gigabytes]
+
+
+BYTES = [
     (Bytes.always_fp32, "wrong_number bfloat16"),
     (Bytes.mixed_precision, "wrong_number"),
     (Bytes.table, "raised_KeyError"),
@@ -75,11 +117,27 @@ WRONG = [
     (Bytes.master_as_weights, "master_copy_taken_in_weights"),
     (Bytes.a_sum, "wrong_count"),
     (Bytes.in_bits, "wrong_number")]
+NAMES = [
+    (Names.the_first, "missing_entry master'"),
+    (Names.one_name, "wrong_type moments'"),
+    (Names.none_for_none, "wrong_type nothing"),
+    (Names.exactly, "missing_entry 'bf16'"),
+    (Names.nearly, "extra_entry|missing_entry"),
+    (Names.of_7b, "missing_entry 156"),
+    (Names.weights_alone, "missing_entry"),
+    (Names.in_gib, "missing_entry"),
+    (Names.types, "unknown_name"),
+    (Names.the_notebooks, "missing_entry|unknown_name"),
+    (Names.rounded_down, "missing_entry 'bf16'")]
+WRONG = [*(((answer, right.recipes_behind), expected) for answer, expected in BYTES),
+         *(((right.bytes_per_parameter, answer), expected) for answer, expected in NAMES)]
 
 
-@pytest.mark.parametrize("answer, expected", WRONG)
-def test_wrong(answer, expected):
-    assert_rejected(lab.check_bytes_per_parameter(answer), expected)
+@pytest.mark.parametrize("answers, expected", [
+    pytest.param(answers, expected, id=f"{'-'.join(one.__name__ for one in answers)}")
+    for answers, expected in WRONG])
+def test_wrong(answers, expected):
+    assert_rejected(lab.check_bytes_per_parameter(*answers), expected)
 
 
 # right, and written in another way
@@ -98,13 +156,33 @@ class Right:
         return np.array([weights.itemsize, gradients.itemsize,
                          2 * moments.itemsize + 4 * bool(master)], dtype=np.uint8)
 
+    def names_in_a_set(gigabytes, billions, recipes):
+        return {name for name in recipes if abs(
+            billions * sum(right.bytes_per_parameter(*recipes[name])) - gigabytes) <= 0.5}
 
-@pytest.mark.parametrize("answer", [
-    right.bytes_per_parameter, Right.bytes_by_finfo, Right.bytes_as_tensor, Right.bytes_as_array])
-def test_a_right_answer_passes(answer):
-    verdict = lab.check_bytes_per_parameter(answer)
+    def names_one_by_one(gigabytes, billions, recipes):
+        for name, (weights, gradients, moments, master) in recipes.items():
+            each = weights.itemsize + gradients.itemsize + 2 * moments.itemsize + 4 * master
+            if f"{each * billions:.0f}" == str(gigabytes):
+                yield name
+
+    def names_in_a_list(gigabytes, billions, recipes):
+        return [name for name, types in recipes.items()
+                if round(billions * sum(right.bytes_per_parameter(*types))) == gigabytes]
+
+
+@pytest.mark.parametrize("answers", [
+    *((answer, right.recipes_behind) for answer in (
+        right.bytes_per_parameter, Right.bytes_by_finfo, Right.bytes_as_tensor,
+        Right.bytes_as_array)),
+    *((right.bytes_per_parameter, answer) for answer in (
+        Right.names_in_a_set, Right.names_one_by_one, Right.names_in_a_list))])
+def test_a_right_answer_passes(answers):
+    verdict = lab.check_bytes_per_parameter(*answers)
     assert verdict.passed is True, str(verdict)
 
 
 def test_an_unfilled_exercise_waits():
-    assert_waits(lab.check_bytes_per_parameter, "1.2")
+    assert_waits(lab.check_bytes_per_parameter, "1.2", functions=2)
+    unfilled = lab.check_bytes_per_parameter(right.bytes_per_parameter, ...)
+    assert unfilled.passed is None

@@ -13,8 +13,7 @@ from labs.checks.guesses import guess
 from labs.checks.verdicts import Verdict
 from labs.memory_math import bytes_left, ground_truth, measurements, rank_states
 from labs.memory_math.activations import LOGIT, SHOWN, statistics_bytes
-from labs.memory_math.bytes_per_parameter import NAMED, TELLING, bytes_of, causes_of
-from labs.memory_math.recipes_behind import FIGURES
+from labs.memory_math.bytes_per_parameter import FIGURES, NAMED, TELLING, bytes_of, causes_of
 from labs.meters import gpu_allocator
 from labs.meters.throughput import Timing
 from labs.predictions import hardware
@@ -169,7 +168,7 @@ def test_tables_say_the_same_in_html_and_in_words(solution, measured):
                   lab.show_other_memory(), lab.show_savings(solution.per_rank), lab.show_traffic(),
                   lab.show_optimizers(), lab.show_logits(),
                   lab.show_activations(solution.activations),
-                  lab.show_bytes_left(solution.bytes_left),
+                  lab.show_bytes_left(solution.bytes_left, solution.largest_batch),
                   lab.show_unexplained_bytes(measured, solution.rank_states)):
         page, words = table._repr_html_(), repr(table)
         assert all(html.escape(str(cell)) in page and str(cell) in words
@@ -197,9 +196,11 @@ def test_an_unfilled_exercise_makes_every_picture_wait(measured, cost):
         raise NotImplementedError("Exercise 1.3")
 
     for show_it in (lab.show_figure_1, lab.show_70b, lab.show_savings, lab.show_layer_activations,
-                    lab.show_activations, lab.show_bytes_left):
+                    lab.show_activations):
         assert show_it(unfilled).passed is None
-    for verdict in (lab.show_sequence_lengths(unfilled, unfilled),
+    for verdict in (lab.show_bytes_left(unfilled, unfilled),
+                    lab.show_bytes_left(lambda *job: 1.0, unfilled),
+                    lab.show_sequence_lengths(unfilled, unfilled),
                     lab.show_outside_blocks(unfilled, unfilled),
                     lab.show_checkpointing_cost(cost, unfilled),
                     lab.show_recipes(unfilled, {"fp32": (torch.float32,) * 3 + (False,)}),
@@ -394,7 +395,7 @@ def test_checkpointing_costs_less_than_a_third(solution, cost):
 
 
 def test_the_self_check(solution):
-    found = cells(lab.show_bytes_left(solution.bytes_left))
+    found = cells(lab.show_bytes_left(solution.bytes_left, solution.largest_batch))
     assert [found[name][1] for name in ("7B, DDP", "7B, ZeRO-3", "13B, DDP", "13B, ZeRO-3")] == [
         "does not fit", "fits", "does not fit", "fits"]
     assert -1 < float(found["7B, DDP"][0]) < 0 and float(found["13B, ZeRO-3"][0]) > 39
@@ -414,10 +415,10 @@ def test_the_head_counted_twice():
 
 
 def test_the_largest_batch_fits_and_the_next_does_not(solution):
+    shown = cells(lab.show_bytes_left(solution.bytes_left, solution.largest_batch))
     for name, setting in bytes_left.JOBS.items():
         job = list(bytes_left._job(setting))
-        most = bytes_left._largest_batch(solution.bytes_left, job)
-        job[4] = most
+        job[4] = most = int(shown[name][2].replace("none", "0"))
         assert most == 0 or solution.bytes_left(*job) >= 0, name
         job[4] = most + 1
         assert solution.bytes_left(*job) < 0, name

@@ -340,10 +340,16 @@ NOTHING = "nothing_returned"
 RETURN = "Does it end with `return`?"
 RANKS = "ranks_out_of_range"
 NOT_DRAWN = [
-    (lab.before_and_after_mean, returns_nothing, 2, NOTHING, RETURN),
-    (lab.before_and_after_mean, returns_a_word, 2, "wrong_type", "the tensor"),
-    (lab.before_and_after_mean, returns_two_numbers, 2, "wrong_shape numbers", "number by number"),
-    (lab.before_and_after_mean, returns_nothing, 40, RANKS, ""),
+    (lab.before_and_after_mean, lambda: None, 2, NOTHING, "Return the rank's own number"),
+    (lab.before_and_after_mean, lambda: "mean", 2, "wrong_type", "the mean"),
+    (lab.before_and_after_mean, lambda: 2.5, 2, "wrong_type", "the mean"),
+    (lab.before_and_after_mean, lambda: torch.ones(1), 2, "wrong_type", "x.item()"),
+    (lab.before_and_after_mean, lambda: (torch.ones(2), torch.ones(2)), 2, "wrong_type", "item()"),
+    (lab.before_and_after_mean, lambda: (1, 2.5), 2, "wrong_number rank 1", "(r + 1)²"),
+    (lab.before_and_after_mean, lambda: (2 ** dist.get_rank(), 1), 2, "wrong_number rank 1",
+     "(r + 1)²"),
+    (lab.before_and_after_mean, lambda mine: (mine, mine), 2, "raised_TypeError", ""),
+    (lab.before_and_after_mean, lambda: None, 40, RANKS, ""),
     (lab.two_steps, returns_nothing, 2, NOTHING, RETURN),
     (lab.two_steps, input_first, 2, "wrong_output_size",
      "The output comes first"),

@@ -32,6 +32,30 @@ def _fewest(losses):
     return steps.item()
 
 
+def _dropped(losses):
+    dropped = torch.tensor(len(losses) - _fewest(losses))
+    dist.all_reduce(dropped)
+    return dropped.item()
+
+
+class AndZero:
+    """A wrong answer with a number beside its means that no collective has made: the means are
+    judged first."""
+
+    def __init__(self, means):
+        self.means, self.__name__ = means, means.__name__
+
+    def __call__(self, losses):
+        return self.means(losses), 0
+
+
+class AndDropped(AndZero):
+    """The same with the right number."""
+
+    def __call__(self, losses):
+        return self.means(losses), _dropped(losses)
+
+
 # 0.4: stop together
 
 
@@ -234,10 +258,98 @@ def asks_before_each_step(losses):
         means += _means([losses[len(means)]])
 
 
+# the number of dropped batches
+
+
+def means_alone(losses):
+    return _means(losses[: _fewest(losses)])
+
+
+def dropped_on_this_rank(losses):
+    steps = _fewest(losses)
+    return _means(losses[:steps]), len(losses) - steps
+
+
+def dropped_on_the_longest(losses):
+    most = torch.tensor(len(losses))
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    return agrees_first(losses), most.item() - _fewest(losses)
+
+
+def drops_nothing(losses):
+    return agrees_first(losses), 0
+
+
+def all_batches(losses):
+    return agrees_first(losses), _sum(torch.tensor(len(losses))).item()
+
+
+def batches_of_the_steps(losses):
+    return agrees_first(losses), _fewest(losses) * dist.get_world_size()
+
+
+def dropped_on_average(losses):
+    return agrees_first(losses), _dropped(losses) / dist.get_world_size()
+
+
+def dropped_on_rank_0(losses):
+    left = torch.tensor(len(losses) - _fewest(losses))
+    dist.reduce(left, dst=0)
+    return agrees_first(losses), left.item() if dist.get_rank() == 0 else None
+
+
+def the_losses_that_are_left(losses):
+    return agrees_first(losses), losses[_fewest(losses):]
+
+
+def in_another_order(losses):
+    return _dropped(losses), agrees_first(losses)
+
+
+def rank_0_alone_counts(losses):
+    return agrees_first(losses), _dropped(losses) if dist.get_rank() == 0 else 0
+
+
+DROPPED = [
+    (means_alone, "wrong_count|wrong_type", "the number of dropped batches"),
+    (drops_nothing, "wrong_number dropped"),
+    (dropped_on_this_rank, "not_summed this rank"),
+    (dropped_on_the_longest, "longest_rank_only|not_summed"),
+    (all_batches, "all_batches_counted"),
+    (batches_of_the_steps, "kept_not_dropped"),
+    (dropped_on_average, "averaged"),
+    (dropped_on_rank_0, "not_a_number nothing"),
+    (the_losses_that_are_left, "not_a_number"),
+    (in_another_order, "wrong_type int"),
+    (rank_0_alone_counts, "deadlock"),
+]
+
+
+def numbers_in_one_tensor(losses):
+    own = torch.tensor([len(losses), -len(losses)])
+    least = own.clone()
+    dist.all_reduce(least, op=dist.ReduceOp.MIN)
+    dist.all_reduce(own)
+    return [_means(losses[: least[0].item()]), own[0] - dist.get_world_size() * least[0]]
+
+
+def counts_while_others_train(losses):
+    means, more = [], 1
+    while more:
+        flag = torch.tensor([int(len(means) < len(losses))])
+        dist.all_reduce(flag, op=dist.ReduceOp.MIN)
+        if more := flag.item():
+            means += _means([losses[len(means)]])
+    return means, float(_sum(torch.tensor(len(losses[len(means):]))))
+
+
 CHECKS = {"0.4": lab.check_mean_losses}
-WRONG = {"0.4": LOSSES}
-RIGHT = {"0.4": [agrees_first, gathers_all, asks_before_each_step, as_a_tensor, as_an_array,
-                 as_fractions, one_by_one, one_all_reduce_for_all]}
+# Two steps are right for some ranks, so the number has to be right, too.
+WRONG = {"0.4": [(AndDropped(means) if means is always_two else AndZero(means), *why)
+                 for means, *why in LOSSES] + DROPPED}
+RIGHT = {"0.4": [*map(AndDropped, [
+    agrees_first, gathers_all, asks_before_each_step, as_a_tensor, as_an_array, as_fractions,
+    one_by_one, one_all_reduce_for_all]), numbers_in_one_tensor, counts_while_others_train]}
 
 
 @pytest.mark.parametrize("exercise, answer, words, hint", [
@@ -252,8 +364,9 @@ def test_rejected_with_the_reason(exercise, answer, words, hint):
     print(verdict)
 
 
-@pytest.mark.parametrize("exercise, answer", [(exercise, answer) for exercise in RIGHT
-                                              for answer in RIGHT[exercise]])
+@pytest.mark.parametrize("exercise, answer", [
+    pytest.param(exercise, answer, id=f"{exercise}-{answer.__name__}")
+    for exercise in RIGHT for answer in RIGHT[exercise]])
 def test_right_in_another_way(exercise, answer):
     verdict = CHECKS[exercise](answer)
     assert verdict.passed is True, verdict

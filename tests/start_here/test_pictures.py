@@ -35,9 +35,9 @@ def notebook():
 
 @pytest.mark.parametrize("check, answer", [
     ("check_mean_over_ranks", "mean_over_ranks"), ("check_all_reduce", "all_reduce_in_two"),
-    ("check_ring_bytes", "ring_bytes"), ("check_mean_losses", "mean_losses_together")])
+    ("check_ring", "ring_all_gather ring_bytes"), ("check_mean_losses", "mean_losses_together")])
 def test_the_solutions_pass(notebook, check, answer):
-    verdict = getattr(lab, check)(notebook[answer])
+    verdict = getattr(lab, check)(*(notebook[name] for name in answer.split()))
     assert verdict.passed, verdict
 
 
@@ -49,7 +49,8 @@ def test_the_ring_in_the_notebook_is_the_one_that_is_counted(notebook):
 
     def ring_in(path):
         tree = ast.parse(Path(path).read_text(encoding="utf-8"))
-        return next(node for node in tree.body if getattr(node, "name", "") == "ring_all_reduce")
+        return next(node for node in tree.body
+                    if getattr(node, "name", "") == "ring_reduce_scatter")
 
     assert body(ring_in(SOURCE)) == body(ring_in(scaffold.__file__))
 
@@ -97,6 +98,8 @@ def test_the_ring_step_by_step(notebook):
         changed = [(rank, piece) for rank in range(3) for piece in range(3)
                    if old.held[rank][piece] != new.held[rank][piece]]
         assert [rank for rank, _ in changed] == [0, 1, 2]  # one piece each
+    first_half = lab.ring_steps(notebook["ring_reduce_scatter"], ranks=3).data
+    assert [(s.title, s.held) for s in first_half] == [(s.title, s.held) for s in states[:3]]
     finished = [[n in (111, 222, 333) for n in row] for row in states[2].held]
     assert finished == [[piece == (rank + 1) % 3 for piece in range(3)]  # shifted by one
                         for rank in range(3)]
@@ -104,13 +107,13 @@ def test_the_ring_step_by_step(notebook):
 
 def test_mean_picture_and_its_guess(notebook):
     labs.guess("0.1", "the mean", 10)
-    picture = lab.before_and_after_mean(notebook["mean_over_ranks"], ranks=4)
+    picture = lab.before_and_after_mean(notebook["own_and_mean"], ranks=4)
     assert picture.data == ([1, 4, 9, 16], [7.5] * 4, 10)
 
 
 def test_ring_traffic_is_counted_on_real_ranks(notebook):
     labs.guess("0.3", "MB", 24)
-    rows = lab.ring_traffic(notebook["ring_bytes"]).data
+    rows = lab.ring_traffic(notebook["ring_all_gather"], notebook["ring_bytes"]).data
     assert [row.measured for row in rows] == [12, 16, 18, 21]
     assert [row.predicted for row in rows] == [12, 16, 18, 21]
     assert [row.guessed for row in rows] == [None, None, 24, None]
@@ -153,13 +156,13 @@ def test_a_plain_script_prints_what_pictures_show(notebook, capsys):
         assert printed.count(words) == 1, words
 
 
-@pytest.mark.parametrize("answer", ["mean_over_ranks", "all_reduce_in_two"])
+@pytest.mark.parametrize("answer", ["own_and_mean", "all_reduce_in_two"])
 def test_a_picture_waits_for_nothing_that_the_answer_does_not_wait_for(notebook, answer):
-    def hasty(mine):
-        dist.all_reduce(mine.clone(), async_op=True)
-        return notebook[answer](mine)
+    def hasty(*mine):
+        dist.all_reduce(torch.ones(1), async_op=True)
+        return notebook[answer](*mine)
 
-    show = {"mean_over_ranks": lab.before_and_after_mean,
+    show = {"own_and_mean": lab.before_and_after_mean,
             "all_reduce_in_two": lab.two_steps}[answer]
     verdict = show(hasty, ranks=2)
     assert "of 2: all_reduce was issued and never waited for" in verdict.sentence
@@ -167,7 +170,7 @@ def test_a_picture_waits_for_nothing_that_the_answer_does_not_wait_for(notebook,
 
 @pytest.mark.parametrize("show", ["before_and_after_mean", "two_steps"])
 def test_pictures_of_unfilled_exercises_wait(show):
-    def gap(mine):
+    def gap(*mine):
         raise NotImplementedError({"two_steps": "Exercise 0.2"}.get(show, "Exercise 0.1"))
 
     verdict = getattr(lab, show)(gap, ranks=2)
@@ -178,7 +181,12 @@ def test_picture_of_the_unfilled_formula_waits():
     def gap(size, ranks):
         raise NotImplementedError("Exercise 0.3")
 
-    assert lab.ring_traffic(gap).passed is None
+    def unfilled_ring(mine):
+        raise NotImplementedError("Exercise 0.3")
+
+    assert lab.ring_traffic(lambda mine: mine, gap).passed is None
+    assert lab.ring_traffic(unfilled_ring, lambda size, ranks: size).passed is None
+    assert lab.ring_steps(unfilled_ring, ranks=4).passed is None
 
 
 # failures
