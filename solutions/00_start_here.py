@@ -3,7 +3,7 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 60 minutes, 20 more for optional parts |
+# | **Time** | 70 minutes, 20 more for optional parts |
 # | **Needs** | any machine with 2 cores; no GPU |
 #
 # Llama 3 405B was trained on up to *[16,384 GPUs](https://arxiv.org/abs/2407.21783)*, with one process
@@ -387,7 +387,7 @@ lab.ring_steps(ring_reduce_scatter, ranks=4)
 # %% [markdown]
 # ### Exercise 0.3 · The second half of a ring all-reduce
 #
-# *Difficulty 3 of 5 · 15 minutes · target: all sums on 2, 3 and 4 ranks, N−1 sends of one piece per rank*
+# *Difficulty 3 of 5 · 10 minutes · target: all sums on 2, 3 and 4 ranks, N−1 sends of one piece per rank*
 #
 # When your function starts, rank r holds the sum of piece r + 1. In each step a rank sends the piece
 # that became complete last, and copies what it receives into its place. Which piece does the previous
@@ -408,19 +408,6 @@ def ring_all_gather(mine):
         pieces[complete].copy_(received)
     ### END SOLUTION
     return mine
-
-# %% [markdown]
-# <details><summary>Hint</summary>
-#
-# Idea: the previous rank holds the sum of the piece one before yours. So what arrives in the first step
-# is piece r, and it is complete.
-#
-# Outline: keep the number of the piece that became complete last. In each of N−1 steps, send this
-# piece; then go to the piece before it (the piece before piece 0 is piece N−1), copy `received` into
-# it, and continue with this one. `copy_` writes into a view; `=` would only give a name to another
-# tensor.
-#
-# </details>
 
 # %% [markdown]
 # ## Bytes of a ring all-reduce
@@ -456,6 +443,19 @@ def ring_bytes(size, ranks):
 
 # %% tags=["nbval-check-output"]
 lab.check_ring(ring_all_gather, ring_bytes)
+
+# %% [markdown]
+# <details><summary>Hint for the ring</summary>
+#
+# Idea: the previous rank holds the sum of the piece one before yours. So what arrives in the first step
+# is piece r, and it is complete.
+#
+# Outline: keep the number of the piece that became complete last. In each of N−1 steps, send this
+# piece; then go to the piece before it (the piece before piece 0 is piece N−1), copy `received` into
+# it, and continue with this one. `copy_` writes into a view; `=` would only give a name to another
+# tensor.
+#
+# </details>
 
 # %%
 def ring_all_reduce(mine):

@@ -3,7 +3,7 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 105 minutes, 75 more for optional parts |
+# | **Time** | 110 minutes, 65 more for optional parts |
 # | **Needs** | any machine with 2 cores; no GPU |
 #
 # The weights of Llama-2-7B take 13 GB in 16 bits, and an A100 has 85 GB. Yet training the model on
@@ -212,7 +212,7 @@ def bytes_per_parameter(weights, gradients, moments, master):
 # %% [markdown]
 # ### Exercise 1.2, second half · Which recipes does a figure assume?
 #
-# *Difficulty 2 of 5 · 10 minutes · target: all recipes of seven figures, and no other*
+# *Difficulty 2 of 5 · 5 minutes · target: all recipes of seven figures, and no other*
 #
 # A blog says that training 7B needs 84 GB, another says 112 GB. Which recipes do they assume? Return
 # the names of all recipes whose model states, rounded to whole GB, equal the figure. There may be
@@ -500,7 +500,7 @@ lab.show_activations(activations)
 # formula is less than 2 % below it.
 
 # %% [markdown]
-# ## Long context
+# ## Optional: long context
 #
 # Models are trained on ever longer sequences: 4k tokens for Llama 2, 128k for Llama 3.1. Which parts
 # of your formula grow with s, and which with s²? The table calls your functions.
