@@ -340,7 +340,7 @@ torch.load(io.BytesIO(data))["weight"].unique().tolist()
 # %% [markdown]
 # ### Exercise 8.4 · The newest valid checkpoint
 #
-# *Difficulty 4 of 5 · 30 minutes · target: found in 16 cases of damage, and after kills of a job of two
+# *Difficulty 4 of 5 · 25 minutes · target: found in 16 cases of damage, and after kills of a job of two
 # ranks*
 #
 # The checkpoint of step 12 is the folder `step_12`. In it, each rank writes its own state to `rank_0.pt`,
@@ -366,7 +366,7 @@ def save_checkpoint(folder, step, state, group):
     ### END SOLUTION
 
 # %% [markdown]
-# The search runs in one process. The first function judges one checkpoint. It returns a sentence that names the
+# The search runs in one process. The next function judges one checkpoint. It returns a sentence that names the
 # bad file, or None if the checkpoint is valid.
 
 # %%
@@ -387,13 +387,12 @@ def what_is_wrong(path):
     ### END SOLUTION
 
 # %% [markdown]
-# The second function judges all of them. It returns the path of the newest valid checkpoint, or None; and a
-# dictionary with the name of each newer folder and what is wrong with it. Other files may be in the folder, too.
+# The next function asks yours about each folder, from the newest step on. As text, step_9 comes after step_10;
+# therefore it compares numbers.
 
 # %%
-# Exercise 8.4: (path or None, {name of a newer folder: what is wrong with it})
 def newest_checkpoint(folder):
-    ### BEGIN SOLUTION
+    """(path or None, {name of a newer folder: what is wrong with it})"""
     paths = Path(folder).glob("step_*")
     problems = {}
     for path in sorted(paths, key=lambda path: int(path.name[5:]), reverse=True):
@@ -402,7 +401,6 @@ def newest_checkpoint(folder):
             return path, problems
         problems[path.name] = problem
     return None, problems
-    ### END SOLUTION
 
 # %% [markdown]
 # <details><summary>Hint</summary>
@@ -411,8 +409,7 @@ def newest_checkpoint(folder):
 # collects them. After that call, what does rank 0 know about the other ranks' files? And what do the other
 # ranks know about the manifest when they return?
 #
-# For the search: which errors does reading the manifest raise if it is missing, empty or truncated? Folder
-# names are text, and as text step_9 comes after step_10: compare numbers.
+# For the search: which errors does reading the manifest raise if it is missing, empty or truncated?
 #
 # </details>
 
