@@ -155,7 +155,7 @@ def judge_resident_bytes(build: Callable[[], tuple], batches: list[dict], allowe
 
 def _judge_bytes(report, allowed, rule, hints):
     limits = {phase: allowed.by_category(phase) for phase in report.phases}
-    # Catches views of the whole weight, a copy of it kept aside, layers that were forgotten, and
+    # Catches views of the full weight, a copy of it kept aside, layers that were forgotten, and
     # optimizer state for the whole model.
     judge_memory(report, limits, rule, hints,
                  {"parameters": allowed.formula, "gradients": allowed.formula})

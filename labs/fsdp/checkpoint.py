@@ -131,7 +131,7 @@ def _state(optimizer) -> list[torch.Tensor]:
 
 
 def _judge_unchanged(before, after):
-    # Training goes on after a save as it would have without it.
+    # Training continues after a save as it would have without it.
     if len(before) != len(after) or not all(map(torch.equal, before, after)):
         raise Wrong(f"rank {dist.get_rank()}: save changes the optimizer's state",
                     "Write what is there; get_state_dict gives it without changing it.",

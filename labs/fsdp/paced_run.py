@@ -128,7 +128,7 @@ def scaled_jobs(checkpointed: Callable) -> list[NodeJob]:
 
 def predicted_peak(job: NodeJob) -> Memory:
     """Returns the memory of one CPU rank at the peak of a step. Under offload states are on the
-    host, as if they were divided among very many ranks."""
+    host, as if they were sharded over very many ranks."""
     size = replace(job.size, ranks=job.size.hidden) if job.offload else job.size
     return memory_limits.predicted_peak_of(size, strategy=job.formula, device="cpu",
                                            checkpointing=job.checkpointing, backend="gloo")

@@ -104,7 +104,7 @@ def _bytes_left(m, recipe, stage, ranks, batch, sequence, checkpointing,
         Cause("model_states_missing", sum(states), "the model states are missing",
               "Exercise 1.3 gave you a function."),
         Cause("nothing_divided_among_ranks", sum(states) - count * sum(recipe),
-              "nothing is divided among the ranks", "Pass stage and ranks on."),
+              "nothing is sharded over the ranks", "Pass stage and ranks on."),
         Cause("everything_divided_ranks", sum(states) - count * sum(recipe) / ranks,
               "everything is divided by the ranks", "Pass the stage on.")]
     causes = [replace(one, number=(left + one.number) / GB) for one in more]

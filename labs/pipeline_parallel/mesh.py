@@ -157,7 +157,7 @@ def show_mesh(group: Callable, rank: int = 0) -> Picture:
 
 
 def _draw_nodes(ax, mesh, nodes):
-    """A square for each node, row by row; divided among the groups that are on it."""
+    """A square for each node, row by row; split among the groups that are on it."""
     count = mesh.ranks // mesh.gpus_per_node
     for node in range(count):
         x, y = node % _NODES_IN_A_ROW, node // _NODES_IN_A_ROW

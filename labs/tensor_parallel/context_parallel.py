@@ -1,4 +1,4 @@
-"""Three ways of attention over a sequence whose tokens are divided among ranks: what a rank sends,
+"""Three ways of attention over a sequence whose tokens are sharded over ranks: what a rank sends,
 by formula and measured, its peak, and which way exposes least communication for the heads of
 published models.
 

@@ -127,7 +127,7 @@ class _Trial:
                         f"{original.bytes:,} bytes",
                         "Keep neither the layer nor its weight: copy this rank's part out of it.",
                         code="memory_kept")
-        # Catches a copy of the whole weight next to the shard.
+        # Catches a copy of the full weight next to the shard.
         parts = [self._part(tensor, dimension) for tensor, dimension in
                  zip((whole.weight, whole.bias), dimensions, strict=True) if tensor is not None]
         needed = sum(part.numel() * part.element_size() for part in parts)
@@ -154,7 +154,7 @@ class _Trial:
         if not torch.equal(found.detach(), want):
             raise Wrong(f"{who}: its numbers are not those of part {self.rank} of {self.ranks}",
                         hint, code="wrong_part")
-        # A view keeps the memory of the whole weight.
+        # A view keeps the memory of the full weight.
         if (held := found.untyped_storage().nbytes()) > want.numel() * want.element_size():
             raise Wrong(f"{who}: it holds {held:,} bytes of memory for "
                         f"{want.numel() * want.element_size():,} of its own",

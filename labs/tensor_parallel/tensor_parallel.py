@@ -112,7 +112,7 @@ def _try_all(tensor_parallel) -> float:
         for sizes, what, number, module in REFUSED[ranks]:
             # The invariant: sizes that t does not divide raise a ValueError that names attention or
             # the MLP, whichever is at fault, and not the other. Without it heads are cut in two, or
-            # the last rows are on no rank, and training goes on with wrong numbers.
+            # the last rows are on no rank, and training continues with wrong numbers.
             small = models.llama(**{**SIZES, "layers": 1, **sizes})
             require_value_error(
                 partial(tensor_parallel, small, torch.optim.SGD, lr=0.1), f"a Llama with {what}",

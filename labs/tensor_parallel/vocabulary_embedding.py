@@ -145,7 +145,7 @@ def _judge_rows(module, whole, original, group, where):
         raise Wrong(f"{where}: {rank}: the weight has requires_grad=False",
                     "The unsharded embedding is trained, and so are its rows.",
                     code="requires_grad_changed")
-    # A view, a copy of the whole weight, or a reference to the embedding: nothing would be saved.
+    # A view, a copy of the full weight, or a reference to the embedding: nothing would be saved.
     allowed = want.numel() * want.element_size()
     if surplus := surplus_bytes(module, allowed):
         raise Wrong(f"{where}: {rank} holds {allowed + surplus:,} bytes for its {len(want)} rows "

@@ -38,8 +38,8 @@ def test_every_job_is_predicted():
     assert found.keys() == {*BENCH, *MEASURED}
     furthest = min(found.values())
     assert max(map(abs, found.values())) == -furthest, found
-    assert HELD_TO == (f"{len(found)} jobs on an H200 allocated at most {-100 * furthest:.1f} % more "
-                       "than predicted")
+    assert HELD_TO == (f"{len(found)} jobs on an H200 allocated at most {-100 * furthest:.1f} % "
+                       "more than predicted")
 
 
 def test_what_the_notebook_says_of_it():

@@ -1,4 +1,4 @@
-"""How parameters are divided among ranks under FSDP2: in padded shards.
+"""How parameters are sharded over ranks under FSDP2: in padded shards.
 
 Sources: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py (each parameter is cut along its
 first dimension by torch.chunk; every rank's piece is padded to the first one's size, because
