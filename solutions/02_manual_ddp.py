@@ -130,7 +130,7 @@ def broadcast_state(model):
 
 
 # %% [markdown]
-# **All-reducing the gradients.** After backward each rank has only the gradient of its own share: on 4 ranks, of a quarter of the
+# Then the gradients. After backward each rank has only the gradient of its own share: on 4 ranks, of a quarter of the
 # batch. One all-reduce per parameter and a division give the mean over the batch. The checks compare
 # with the **reference**: the same model, trained by a single process on the full batch.
 #
