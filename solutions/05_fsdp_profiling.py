@@ -98,7 +98,7 @@ def record_step(train_one_step, path, **options):
     further arguments of profile, such as with_stack=True; empty at times."""
     ### BEGIN SOLUTION
     activities = [ProfilerActivity.CPU]  # gloo's threads are the CPU's; NCCL's kernels are CUDA's
-    if torch.cuda.is_available():
+    if torch.accelerator.is_available():
         activities.append(ProfilerActivity.CUDA)
     with profile(activities=activities, record_shapes=True, **options) as profiler:
         dist.barrier()
