@@ -127,9 +127,9 @@ lab.show_omitted_sums(in_torch, in_jax)
 # f: its backward is `psum`.
 
 # %% [markdown]
-# In your own code the cast is `jax.lax.pcast(x, "n", to="varying")`. Until JAX 0.9 it was
-# `jax.lax.pvary`, a name that older texts have and that JAX 0.10 removed. The backward of `psum` is this
-# cast, so `psum` is g.
+# In your own code the cast is `jax.lax.pcast(x, "n", to="varying")`. Its older name is
+# `jax.lax.pvary`: JAX 0.10 removed that function, but a printed jaxpr still says `pvary`. The backward of
+# `psum` is this cast, so `psum` is g.
 #
 # `check_vma=False` switches these types off; then JAX is as silent as torch.
 
