@@ -173,7 +173,7 @@ WORDS = {
     "SeedPlusRank": "masks_equal",
     "OneRowForAll": "mask_too_coarse",
     "SharedNotReloaded": "state_not_restored",
-    "Restarted": "masks_equal goes",
+    "Restarted": "masks_equal continues",
     "NotScaled": "not_scaled",
     "KeptInsteadOfDropped": "wrong_share_kept",
     "InPlace": "changes_input",
