@@ -3,7 +3,7 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 70 minutes, 20 more for optional parts |
+# | **Time** | 75 minutes, 20 more for optional parts |
 # | **Needs** | any machine with 2 cores; no GPU |
 #
 # Llama 3 405B was trained on up to *[16,384 GPUs](https://arxiv.org/abs/2407.21783)*, with one process

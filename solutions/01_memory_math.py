@@ -3,11 +3,12 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 110 minutes, 65 more for optional parts |
+# | **Time** | 115 minutes in two sittings (50 + 65), 65 more for optional parts |
 # | **Needs** | any machine with 2 cores; no GPU |
+# | **Core** | 1.1 to 1.3 in this sitting |
 #
 # The weights of Llama-2-7B take 13 GB in 16 bits, and an A100 has 85 GB. Yet training the model on
-# one A100 runs out of memory. Where do the other bytes go? You write a formula for each kind of byte
+# one A100 runs out of memory. Where do the other bytes go? You write a formula for each kind
 # and compare it with real models and ranks.
 
 # %% [markdown]
@@ -24,9 +25,7 @@
 # - count a model's parameters exactly from its configuration;
 # - say how many bytes per parameter a recipe needs, and how many bytes each rank holds under ZeRO-1,
 #   -2 and -3;
-# - say which memory mixed precision halves;
-# - estimate activations with and without checkpointing;
-# - decide whether a job fits on a GPU, and name what your estimate leaves out.
+# - say which memory mixed precision halves.
 
 # %% [markdown]
 # ## Model configurations
@@ -365,6 +364,20 @@ lab.show_traffic()
 # ZeRO-1 and -2 send the two halves of DDP's all-reduce. The second half comes after the step, when
 # the parameters are updated. ZeRO-3 gathers every parameter twice. Add up each line: how many Ψ does
 # a stage send in a step? Notebook 03 measures it.
+
+# %% [markdown]
+# ## Second sitting · 65 minutes
+#
+# | | |
+# |:--|:--|
+# | **Core** | 1.4, 1.6, 1.7 |
+# | **Optional** | 1.5, 1.8, 1.10 |
+# | **In a new kernel** | run the cells of the imports and of `RECIPES`, and those of 1.1, 1.2 and 1.3 |
+#
+# You will be able to:
+#
+# - estimate activations with and without checkpointing;
+# - decide whether a job fits on a GPU, and name what your estimate leaves out.
 
 # %% [markdown]
 # ## Activation memory

@@ -3,7 +3,7 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 140 minutes, 45 more for optional parts |
+# | **Time** | 155 minutes, 45 more for optional parts |
 # | **Needs** | any machine with 2 cores; no GPU |
 #
 # In every step FSDP all-gathers each layer's parameters twice and reduce-scatters its gradients once.

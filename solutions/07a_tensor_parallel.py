@@ -3,7 +3,7 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 330 minutes in three sittings (145 + 70 + 115) |
+# | **Time** | 340 minutes in three sittings (145 + 70 + 125) |
 # | **Needs** | any machine with 2 cores; no GPU |
 #
 # Under data parallelism, FSDP included, each rank has its own samples. Under tensor, sequence and
@@ -1102,7 +1102,7 @@ labs.launch(gradient_of_a_norm, ranks=2, quiet=True)
 # a norm's weight diverge.
 
 # %% [markdown]
-# ## Third sitting · 115 minutes
+# ## Third sitting · 125 minutes
 #
 # | | |
 # |:--|:--|

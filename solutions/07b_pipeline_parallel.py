@@ -3,7 +3,7 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 255 minutes in three sittings (90 + 65 + 100), 20 more for optional parts |
+# | **Time** | 260 minutes in three sittings (95 + 65 + 100), 20 more for optional parts |
 # | **Needs** | any machine with 2 cores; no GPU |
 #
 # Tensor parallelism stays inside the NVLink domain. Across nodes, each rank gets complete layers

@@ -3,7 +3,7 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 275 minutes in three sittings (120 + 90 + 65), 35 more for optional parts |
+# | **Time** | 270 minutes in three sittings (115 + 90 + 65), 35 more for optional parts |
 # | **Needs** | any machine with 2 cores; no GPU; Linux for two hosts; torchft for the last section |
 #
 # A job on thousands of GPUs fails every few hours. In this notebook you kill ranks, damage files and
