@@ -44,9 +44,11 @@ def step_phases(by_variant: dict[str, list[Trace]], note: str = "",
                    for name in traces[0].seconds_by_phase}
         communication = fmean(trace.seconds_of()["total"] for trace in traces)
         parts = {name: 1e3 * value for name, value in seconds.items()}
-        ratio, overlapped = shares(communication, seconds)
-        bars.append(LabelledBar(parts, f"communication / computing = {ratio:.2f}, "
-                                       f"{overlapped:.0%} overlapped"))
+        label = "no communication"  # of which no part could be overlapped
+        if communication:
+            ratio, overlapped = shares(communication, seconds)
+            label = f"communication / computing = {ratio:.2f}, {overlapped:.0%} overlapped"
+        bars.append(LabelledBar(parts, label))
         words.append(f"{variant}: " + ", ".join(f"{name} {ms:.1f} ms" for name, ms in parts.items())
                      + f"; {bars[-1].label}")
         metrics += [Metric(name_of(variant, name), ms, "ms") for name, ms in parts.items()]
