@@ -191,8 +191,8 @@ def test_no_answer_is_in_a_students_notebook(name):
 
 def test_an_answer_in_a_students_notebook_is_found():
     cells, _ = read_source(ROOT / "solutions" / "02_manual_ddp.py", "02")
-    assert secrets_in(cells, ["# your code here", "  total  =  sum(sizes)  "]) == [
-        "total = sum(sizes)"]
+    assert secrets_in(cells, ["# your code here", "  total,  combined = sum(sizes),0"]) == [
+        "total, combined = sum(sizes), 0"]
 
 
 def secrets_in(cells, texts):
