@@ -117,6 +117,16 @@ def test_answers_that_fit_nowhere_are_named_by_their_exercise(tree):
     assert "has not got them: exercise 3.2, exercise 3.3, 'p(x)'. Yours as it was" in said
 
 
+def test_an_exercise_that_another_notebook_has_now_is_named_with_it(tree):
+    tree.publish({"a": "# Exercise 3.2\nx = ...", "b": "# Exercise 3.3\ny = ..."})
+    tree.says()
+    write(tree.mine, {"a": "# Exercise 3.2\nx = 1", "b": "# Exercise 3.3\ny = 2"})
+    tree.publish({"c": "z = 1"})
+    write(tree.root / "notebooks" / "03b_more.ipynb", {"b": "# Exercise 3.3\ny = ..."})
+    said = tree.says("--take", "03_zero")
+    assert "exercise 3.2, exercise 3.3. Exercise 3.3 is in 03b_more now. Yours as" in said
+
+
 def test_a_broken_copy_is_left_alone_and_can_be_replaced(tree):
     tree.mine.write_text("{half written")
     tree.publish(NEWER)

@@ -146,12 +146,12 @@ def _judge_passes(traffic, parts, buckets):
     # a single backward of the summed loss has the same gradient, and the memory of the full batch
     if passes != parts:
         raise Wrong(f"{passes} backward for {parts} micro-batches: what they all saved was "
-                    "held in memory at once", "One backward for each micro-batch.",
+                    "in memory at once", "One backward for each micro-batch.",
                     code="one_backward_for_all")
     # so have all forwards before the first backward
     if order != ["forward", "backward"] * parts:
         raise Wrong("a forward begins before the backward of the one before it: what both saved is "
-                    "held in memory at once", "Forward and backward of one micro-batch, then of "
+                    "in memory at once", "Forward and backward of one micro-batch, then of "
                     "the next.", code="forwards_before_backwards")
 
 

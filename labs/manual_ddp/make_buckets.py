@@ -103,7 +103,8 @@ def _judge_complete(order, want):
     # a parameter in no bucket is never averaged: the ranks drift apart
     missing = [name for name in want if name not in order]
     if missing:
-        hint = ("Is the last bucket, not full, kept too?" if missing == want[-len(missing):] else
+        hint = ("Is the last bucket, which is not full, in the list, too?"
+                if missing == want[-len(missing):] else
                 "Every trainable parameter has a bucket, also one above the cap.")
         raise Wrong(f"{', '.join(map(repr, missing))} is in no bucket", hint, code="missing_entry")
     if len(order) > len(want):

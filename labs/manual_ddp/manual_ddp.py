@@ -1,5 +1,5 @@
 """Exercise 2.4, and the training that exercises 2.4 to 2.8 share: a module that averages
-gradients by itself is held to the reference in every step."""
+gradients by itself is compared with the reference in every step."""
 
 import contextlib
 from collections.abc import Callable, Sequence

@@ -231,10 +231,10 @@ def show_in_flight(wrap: Callable, preset: Preset) -> Picture:
 
 @shows("2.7")
 def show_training(wrap: Callable, preset: Preset, steps: int = 20) -> Picture:
-    """Draws the loss on `preset.ranks` ranks, and on one rank with the whole batch: the same model,
-    the same batches, the plain loop."""
+    """Draws the loss on `preset.ranks` ranks, and on one rank with the global batch: the same
+    model, the same batches, the plain loop."""
     one = variants.losses(lambda model: model, preset, steps, ranks=1)
     several = variants.losses(wrap, preset, steps, ranks=preset.ranks)
     difference = max(abs(a - b) for a, b in zip(one, several, strict=True))
-    return agreement.loss_curves({"1 rank, the whole batch": one,
+    return agreement.loss_curves({"1 rank, the global batch": one,
                                f"{preset.ranks} ranks, a share each": several}, difference)

@@ -162,7 +162,7 @@ def _model_causes(m, tokens, checkpointing, real) -> list[Cause]:
               "With checkpointing a layer keeps its input alone, 2sbh."),
         Cause("layer_computed_again_missing", inputs + logits,
               "the layer that is computed again is missing",
-              "One layer at a time is whole again, 34sbh."),
+              "One layer at a time is recomputed, 34sbh."),
         Cause("logits_missing", inputs + layer, "the logits are missing", _LOGITS),
         *pairs(causes, real)]
 

@@ -18,7 +18,7 @@ from labs.words import counted
 from labs.workers import devices
 from labs.workers.launcher import launch
 
-_RULE = ("Each storage counts once and whole, unless a tensor of `held` lies in it, too: "
+_RULE = ("Each storage counts once, with all its bytes, unless a tensor of `held` lies in it, too: "
          "tensor.untyped_storage().")
 
 

@@ -106,7 +106,7 @@ def _bytes_left(m, recipe, stage, ranks, batch, sequence, checkpointing,
         Cause("nothing_divided_among_ranks", sum(states) - count * sum(recipe),
               "nothing is sharded over the ranks", "Pass stage and ranks on."),
         Cause("everything_divided_ranks", sum(states) - count * sum(recipe) / ranks,
-              "everything is divided by the ranks", "Pass the stage on.")]
+              "everything is sharded over the ranks", "Pass the stage on.")]
     causes = [replace(one, number=(left + one.number) / GB) for one in more]
     return left, [*causes, *_unit_causes(left, gpu), *pairs(causes, left / GB)]
 

@@ -116,8 +116,8 @@ def _precision_reports(preset) -> dict[str, memory.Report]:
 
 
 def measured_logits() -> dict[str, dict[str, float]]:
-    """Type of the model -> moment of a step -> bytes held for each logit. Two models that differ in
-    nothing but the vocabulary are trained; their difference is what logits take."""
+    """Type of the model -> moment of a step -> bytes allocated for each logit. Two models that
+    differ in nothing but the vocabulary are trained; their difference is what logits take."""
     return _measured_logits(devices.gpus())
 
 

@@ -130,7 +130,7 @@ def _model_causes(m, total) -> list[Cause]:
     causes = [
         Cause("head_counted", with_sizes(tied=False),
               "the head is counted, though it is tied to the embedding",
-              "With m.tied the two are one matrix, held once."),
+              "With m.tied the two are one matrix, stored once."),
         Cause("embedding_head_vocabulary_x_hidden", total - m.vocabulary * m.hidden,
               "an embedding or head of vocabulary x hidden is missing",
               "Without m.tied the head is a matrix of its own."),

@@ -35,9 +35,9 @@ SHORT = 16  # tokens of a sequence where states are looked at
 
 @dataclass(frozen=True)
 class RankMemory:
-    """What one rank held: a model of `count` parameters in `tensors` tensors, bytes by category at
-    the end of each phase and at the peak, and the same as predicted from the configuration. What
-    only a GPU's allocator adds is in report.allocator, which is None on a CPU."""
+    """What one rank had allocated: a model of `count` parameters in `tensors` tensors, bytes by
+    category at the end of each phase and at the peak, and the same as predicted from the
+    configuration. What only a GPU's allocator adds is in report.allocator, None on a CPU."""
 
     strategy: str
     ranks: int
@@ -57,7 +57,7 @@ class RankMemory:
         return f"{self.strategy} on {counted(self.ranks, 'rank')}"
 
     def metrics(self) -> list[Metric]:
-        """What the rank held after backward and at the peak."""
+        """What was allocated after backward and at the peak."""
         measured = {"after backward": self.after_backward, "peak": self.report.step_peak}
         predicted = {"after backward": self.predicted["backward"], "peak": self.predicted["peak"]}
         return [Metric(f"{self.name}: {moment}", held.total, "bytes", predicted[moment].total)

@@ -54,7 +54,7 @@ def _causes(counted, tokens, checkpointing) -> list[Cause]:
         Cause("head_product_again", 6 * once + 2 * (again + head),
               "as if the head's product ran again",
               "The head is in no block: nothing of it is dropped."),
-        Cause("step_done_twice", 12 * once, "the whole step is done twice",
+        Cause("step_done_twice", 12 * once, "the step is done twice",
               "Only blocks run again, and only forward."),
         Cause("backward_computed_again", 6 * once + 6 * again, "backward is computed again",
               "Only forward runs again."),

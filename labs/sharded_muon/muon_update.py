@@ -33,11 +33,11 @@ _REDUCING = ("all_reduce", "reduce", "reduce_scatter", "all_to_all")
 @check("7.13", hints=HINTS)
 def check_muon_update(muon_update: Callable):
     """muon_update(gradients, momentum, shapes, group): this rank's shard of the update, equal to
-    that of whole matrices; momentum, a shard, is updated in place."""
+    that of full matrices; momentum, a shard, is updated in place."""
     for ranks in (2, 3, 4):
         with devices.send_recv_device(ranks):
             on_ranks(_judge, muon_update, world_sizes=(ranks,))
-    return (f"over {STEPS} steps the update is that of whole matrices, also where one lies on 3 "
+    return (f"over {STEPS} steps the update is that of full matrices, also where one lies on 3 "
             "ranks; gradients are reduced once, and only matrices on a boundary are sent")
 
 
@@ -72,7 +72,7 @@ def _try_steps(muon_update, shapes, group) -> tuple[list[CollectiveCall], Messag
 
 
 class Reference:
-    """The same steps on whole matrices, on every rank of a group. momentum: the shard that the
+    """The same steps on full matrices, on every rank of a group. momentum: the shard that the
     student's function updates; whole: what it should be, of all shards."""
 
     def __init__(self, shapes, group):
@@ -165,8 +165,8 @@ def _judge_step(update, run, kept, forgotten, step):
         # by the matrix that is most wrong: the others may be right
         if _close(update[place], run.shard(whole)[place]):
             raise Wrong(f"{where}: the update of {name} is {what}", hint, code=code)
-    raise Wrong(f"{where}: the update of {name} is not this rank's piece of the whole matrix's "
-                "update", "Newton-Schulz of the whole matrix, and of the result the piece that "
+    raise Wrong(f"{where}: the update of {name} is not this rank's piece of the full matrix's "
+                "update", "Newton-Schulz of the full matrix, and of the result the piece that "
                           "this rank owns; padding stays 0.", code="wrong_update")
 
 
@@ -245,7 +245,7 @@ def _judge_traffic(calls):
         raise Wrong(f"rank {rank} of {ranks} sends {sent:,.0f} bytes of momentum; it has a piece "
                     f"of {len(crossing)} matrices on a boundary, which need at most {most:,}",
                     "Only the ranks that own a piece of a matrix exchange it: a matrix that is "
-                    "whole on its rank stays there.", code="wrong_traffic")
+                    "complete on its rank stays there.", code="wrong_traffic")
 
 
 def _who(run) -> str:

@@ -18,7 +18,7 @@ _EPSILON = 1e-7
 
 def newton_schulz(matrix: torch.Tensor, steps: int = 5) -> torch.Tensor:
     """Returns the orthogonalised matrix: same singular vectors, singular values near 1 (0.7 to
-    1.2), in the matrix's shape and dtype. Products of the whole matrix, so no element of the result
+    1.2), in the matrix's shape and dtype. Products of the full matrix, so no element of the result
     depends on a part of the matrix alone."""
     # The Frobenius norm is at least the largest singular value, so all are at most 1 now, which the
     # iteration needs.

@@ -140,7 +140,7 @@ def show_omitted_sums(torchs: list, jaxs: list) -> Table | Verdict:
 
 
 def right_loss_and_gradient() -> tuple[float, numpy.ndarray]:
-    """Of the whole block in float64: the mean square of y, and its gradient with respect to x."""
+    """Of the unsharded block in float64: the mean square of y, and its gradient by x."""
     x, up, down = (array.astype("float64") for array in block_arrays().values())
     inner = x @ up  # (tokens, inner)
     y = inner.clip(0) @ down  # (tokens, hidden)

@@ -23,7 +23,7 @@ Index = tuple[tuple[int, int], ...]  # (first, end) along each dimension
 
 @dataclass(frozen=True)
 class Pieces:
-    """What each device holds of an array. shape: of the whole. by_device: device -> its part."""
+    """What each device holds of an array. shape: of the full one. by_device: device -> its part."""
 
     shape: tuple[int, ...]
     by_device: dict[int, Index]
@@ -137,7 +137,7 @@ def _complaint(found) -> Complaint | None:
             if not isinstance(spec, PartitionSpec):
                 return Complaint("wrong_type", f"{name}: {array} is {spec!r}, no PartitionSpec",
                                  'Write P("n") for "cut along the first dimension", and P() for '
-                                 '"whole on each device".')
+                                 '"replicated on each device".')
             if len(spec) > len(SHAPES[array]):
                 return Complaint("wrong_count",
                                  f"{name}: {array} has {len(SHAPES[array])} dimensions, and "

@@ -90,12 +90,12 @@ def _held(pieces, device) -> str:
     sides = [f"{end - first} of {size} {side}" for (first, end), size, side in zip(
         pieces.by_device[device], pieces.shape, ("rows", "columns"), strict=True)
         if end - first < size]
-    return listed(sides) if sides else "the whole"
+    return listed(sides) if sides else "the full array"
 
 
 def _wanted(pieces, cut) -> str:
     if cut is WHOLE:
-        return "the whole"
+        return "the full array"
     if cut == ANY:
         return f"1/{DEVICES} of it, another piece than the others"
     side = ("rows", "columns")[cut]

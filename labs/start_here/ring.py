@@ -99,12 +99,12 @@ def _require_sends(rank, ranks, tried):
 def _byte_causes(sent, size, ranks) -> list[Cause]:
     return [
         Cause("whole_tensor_each_step", sent * ranks,
-              "as if each step sent the whole tensor, but it sends one piece"),
+              "as if each step sent the full tensor, but it sends one piece"),
         Cause("one_half_only", sent / 2,
               "one of the two halves, the reduce-scatter or the all-gather"),
         Cause("limit_for_many_ranks", 2 * size, "that is the limit for very many ranks"),
         Cause("sent_to_every_rank", (ranks - 1) * size,
-              "what sending the whole tensor to every other rank would cost"),
+              "what sending the full tensor to every other rank would cost"),
         Cause("one_round_only", size, "as if the tensor went round once"),
         Cause("steps_not_bytes", 2 * (ranks - 1), "the number of steps, not of bytes"),
         Cause("elements_not_bytes", sent / 4, "counted in 4-byte numbers, not in bytes"),

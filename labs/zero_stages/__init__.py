@@ -1,4 +1,4 @@
-"""Notebook 03: ZeRO-1, -2 and -3 by hand, held to memory and traffic, next to the real libraries.
+"""Notebook 03: ZeRO-1, -2 and -3 by hand, with limits on memory and traffic, beside the libraries.
 
 The names are looked up on first use, so that a notebook begins at once.
 """

@@ -139,7 +139,7 @@ def _judge_norm(norm, case, limit, rank):
     judge_number(norm, whole, causes, f"rank {rank}, the norm", rel_tol=NORM,
                  hint="Norms do not add up, their squares do: sum the squares over the shards of "
                       "all groups and over the ranks, then take the root.",
-                 source="that of the whole gradient is")
+                 source="that of the full gradient is")
 
 
 def _judge_unreduced(norm, case):

@@ -39,7 +39,7 @@ class PendingReduceScatter:
         """This rank's piece of the sum. Raises RuntimeError the second time."""
         if self.handle is None:
             raise RuntimeError("this reduce-scatter has been waited for before: its sum was "
-                               "returned then, and is not kept")
+                               "returned then, and is stored nowhere")
         self.handle.wait()
         shard = self._piece()
         # The backend's thread may keep references a little longer, so dropping ours frees nothing

@@ -26,7 +26,7 @@ CASES += [(7, 3, torch.bfloat16), (7, 3, torch.float64), (12, 4, torch.int64),
 @check("3.1")
 def check_cut(cut: Callable):
     """cut(flat, ranks): `ranks` equal pieces of `flat`, in order, with zeros after its end; `flat`
-    stays as it is, and its dtype is kept."""
+    stays as it is, with its dtype."""
     for size, ranks, dtype in CASES:
         flat = torch.arange(1, size + 1).to(dtype)
         given = flat.clone()
@@ -64,8 +64,8 @@ def judge_pieces(pieces, flat: torch.Tensor, ranks: int) -> None:
                         "Each piece has one dimension, as flat has.", code="wrong_shape")
         if piece.dtype != flat.dtype:
             raise Wrong(f"{case}: flat holds {_name(flat)}, a piece {_name(piece)}",
-                        "Zeros of another type change the whole: flat.new_zeros(...) makes some "
-                        "of the type of flat.", code="wrong_dtype")
+                        "Zeros of another dtype change the dtype of all: flat.new_zeros(...) "
+                        "makes some of the dtype of flat.", code="wrong_dtype")
     _judge_contents(case, pieces, flat)
 
 

@@ -162,7 +162,7 @@ def _listed(module, prefix="") -> Iterator[tuple[str, nn.Module]]:
 
 
 def _outside(module, layers) -> list[nn.Parameter]:
-    """The parameters that are held outside of the layers, a set of ids."""
+    """The parameters outside of the layers, a set of ids."""
     if id(module) in layers:
         return []
     return [*module.parameters(recurse=False),

@@ -30,7 +30,7 @@ _REFUSED = ("Build it from torch's hooks and storages; lab.layer_groups, lab.ten
 @check("3.10", hints=_HINTS)
 def check_from_scratch(strategy: Callable):
     """strategy(model, optimizer_class, **settings) -> (module, optimizer): ZeRO-3 of torch's hooks
-    and storages and of lab.reduce_scatter, held to the invariants of exercise 3.4."""
+    and storages and of lab.reduce_scatter, checked by the invariants of exercise 3.4."""
     def without_scaffold(model, optimizer_class, **settings):
         with labs_own_refused(_SCAFFOLD, _REFUSED):
             built = strategy(model, optimizer_class, **settings)

@@ -66,7 +66,7 @@ class CountingReader:
         if None in (begin, end) or not 0 <= begin <= end <= length:
             raise Wrong(f"read({old}, {begin}, {end}): a shard of {len(self.shards)} ranks has "
                         f"elements 0 to {length}", "begin and end count from the beginning of the "
-                        "old shard, not of the whole.", code="out_of_range")
+                        "old shard, not of the full tensor.", code="out_of_range")
         # Counts what is read: overlaps that are read twice count twice.
         self.elements += end - begin
         return self.shards[int(old)][int(begin):int(end)].clone()
@@ -94,8 +94,8 @@ def _judge_shard(reshard, size, before, after, rank, padding):
                     "says what its padding holds. The new padding is zeros.", code="padding_kept")
     if not got.equal(want):
         raise Wrong(f"{case}: its numbers are other numbers than its own",
-                    "Its elements are rank·k to (rank+1)·k of the whole, without padding; old rank "
-                    "r has those from r times the old k on.", code="wrong_elements")
+                    "Its elements are rank·k to (rank+1)·k of the full tensor, without padding; "
+                    "old rank r has those from r times the old k on.", code="wrong_elements")
     # A rank that reads everything needs memory for everything, which does not fit on one rank.
     if read.elements > len(want):
         raise Wrong(f"{case}: {read.elements:,} elements are read to fill a shard of {len(want):,}",

@@ -172,7 +172,7 @@ def sent_by_phase(module, optimizer, batch) -> dict[str, Counter]:
 
 
 def peak_phase(report: memory.Report) -> str:
-    """The phase of a step in which most is held."""
+    """The phase of a step in which most is allocated."""
     return max(PHASES, key=lambda phase: report.peaks[phase].total)
 
 

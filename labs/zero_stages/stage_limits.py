@@ -205,7 +205,7 @@ def _traffic_hint(sent, limits) -> tuple[str, str]:
     """(code, hint) where more is sent than the stage needs."""
     # Half of Ψ: all-reduces of losses or flags are far below it, those of gradients above.
     if sent.get("all_reduce", 0) > limits.elements / 2:
-        return ("all_reduced_not_scattered", "An all-reduce gives every rank the whole sum; a rank "
+        return ("all_reduced_not_scattered", "An all-reduce gives every rank the full sum; a rank "
                 "needs only its own shard of it: reduce-scatter.")
     if limits.stage == 3:
         return ("too_much_sent", "Gather a layer once for its forward and once for its backward, "
@@ -300,7 +300,7 @@ def _memory_hints(stage) -> dict[str, str]:
             "parameters": "Free a layer's parameters after its forward and after its backward."
             if gathered else
             "The shard that is updated must be a view of the full parameter, not a second copy.",
-            "rest": "Is something kept that was needed only temporarily"
+            "rest": "Is something not freed that was needed only temporarily"
                     f"{', such as parameters gathered here' * gathered}?"}
 
 
