@@ -123,7 +123,7 @@ def test_an_exercise_that_another_notebook_has_now_is_named_with_it(tree):
     write(tree.mine, {"a": "# Exercise 3.2\nx = 1", "b": "# Exercise 3.3\ny = 2"})
     tree.publish({"c": "z = 1"})
     write(tree.root / "notebooks" / "03b_more.ipynb", {"b": "# Exercise 3.3\ny = ..."})
-    said = tree.says("--take", "03_zero")
+    said = tree.says("--take", "03_zero_stages")
     assert "exercise 3.2, exercise 3.3. Exercise 3.3 is in 03b_more now. Yours as" in said
 
 
