@@ -42,10 +42,10 @@ labs.warm_up()
 # %% [markdown]
 # ## Launching a script with torchrun
 #
-# `launch` exists only in this workbook. On 8 hosts with 8 GPUs each, a training job is a *script* that 64
-# processes run. On each host `torchrun` starts 8 processes, and it gives each one its rank through
-# environment variables. A script reads nothing else, so every launcher that sets these variables can
-# start it.
+# `launch` exists only in this workbook. On 8 hosts with 8 GPUs each, a training job is a *script* that
+# 64 processes run. On each host `torchrun` starts 8 processes, and it gives each one its rank through
+# environment variables. A script needs nothing else from its launcher, so every launcher that sets
+# these variables can start it.
 #
 # `lab.torchrun(script, *options, ranks=2)` runs the command for you and shows its output.
 
@@ -73,8 +73,8 @@ lab.torchrun("who.py", ranks=2)
 # %% [markdown]
 # ## Distributed sampling
 #
-# All 64 processes run the same script. Without a distributed sampler, all 64 ranks train on the same
-# samples: the loss falls, but 63 GPUs do no useful work. Three calls shard the data:
+# All 64 processes run the same script. With equal seeds and no distributed sampler, all train on the
+# same samples: the loss falls, but 63 GPUs do nothing useful. Three calls give ranks their shares:
 #
 # | Call | Effect |
 # |:--|:--|
@@ -103,8 +103,9 @@ labs.guess("6.1", "optimizer steps of a rank", my_guess)
 # of the transformer blocks. With FSDP each block is a unit, and the model is the root unit.
 
 # %% [markdown]
-# `module(input_ids=windows, labels=windows).loss` is the mean loss; the model shifts the labels. `train`
-# returns one dictionary for each step (all tokens of the windows count):
+# `module(input_ids=windows, labels=windows).loss` is the mean loss; the model shifts the labels.
+# `train` returns one dictionary for each step (count every token of the windows, also those without a
+# loss):
 #
 # | Key | Value |
 # |:--|:--|
@@ -142,9 +143,9 @@ lab.show_metrics(trained)
 # %% [markdown]
 # **Notice:** two processes ran, but one line was printed and one file was written.
 #
-# Each step counts the tokens of both ranks. The learning rate falls by the same amount in each step. If
-# it reached zero after half of the steps, the scheduler would step twice per optimizer step. Later you start this file
-# unchanged on two hosts and with `accelerate launch`.
+# Each step counts the tokens of both ranks. The learning rate falls by the same amount in each step. A
+# scheduler that steps twice per optimizer step would reach zero after half of the steps. Later you
+# start this file unchanged on two hosts.
 
 # %% [markdown]
 # ## Loss normalization with uneven token counts
@@ -246,8 +247,10 @@ lab.show_ragged(ragged_step)
 # In **weak scaling** the per-rank batch size stays fixed, so N ranks do N times the work per step. In
 # **strong scaling** the global batch size stays fixed: each rank computes 1/N of it, but its gradients are
 # as large as before.
-#
-# Guess: how efficient is weak scaling here, with one rank on each core, or on each GPU?
+
+# %% [markdown]
+# On a CPU the lab's ranks use the slow link of notebook 05: sending all gradients takes half as long as
+# a step of one rank. Guess: how efficient is weak scaling, with one rank on each core, or on each GPU?
 
 # %%
 # A guess, in percent, drawn in the next chart (exercise 6.3, optional, defines efficiency in code)
@@ -258,9 +261,8 @@ labs.guess("6.3", "efficiency of weak scaling, in percent", my_guess)
 
 # %% [markdown]
 # The next cell trains a GPT-2 with DDP on 1 rank, on 2, and so on, in turns (10 to 30 s). On a CPU each
-# rank computes with one thread, and its collectives use the slow link of notebook 05. The largest
-# number of ranks is twice the number of cores, so that two ranks share each core. Expect a low
-# efficiency, because on that link the gradients take most of a step.
+# rank computes with one thread. The largest number of ranks is twice the number of cores, so that two
+# ranks share each core.
 
 # %%
 lab.show_scaling()
@@ -270,8 +272,8 @@ lab.show_scaling()
 #
 # In strong scaling the bytes stay the same, while the compute that could hide them shrinks. On a slow
 # link more ranks can even be slower than one. If two ranks share a core (grey), compute takes twice as
-# long, so more ranks cannot help. An efficiency therefore needs three more facts: the number of ranks,
-# weak or strong scaling, and the throughput of one rank.
+# long: they gain only what one computes while the other waits. An efficiency therefore needs three
+# more facts: the number of ranks, weak or strong scaling, and the throughput of one rank.
 
 # %% [markdown]
 # ## Scaling overhead
@@ -309,8 +311,8 @@ for trace in runs["slow rank"]:
 # 3. *communication*: this rank is inside a collective that all ranks have entered;
 # 4. *waiting*: this rank is inside a collective that some other rank has not entered yet.
 #
-# All other instants count as *computing*. It comes first, so overlapped communication
-# costs no time.
+# All other instants count as *computing*. Overlapped communication costs no time, because computing
+# comes first.
 
 # %% [markdown]
 # | Expression | Value |
@@ -437,9 +439,10 @@ lab.show_lost_time(runs, attribute_overhead)
 lab.show_two_hosts("train.py", "--epochs", "1", "--metrics", "two_hosts.json")
 
 # %% [markdown]
-# Only rank 0, on host 0, prints. The bytes come from the kernel's counters of each host's link; almost all
-# of them are gradients. Host 0 sends 1 MB more, because before the first step DDP sends rank 0's
-# parameters, 0.5 MB, to each of the two ranks on host 1.
+# Only rank 0, on host 0, prints. The bytes come from the kernel's counters of each host's link. Almost
+# all of them are gradients: in each of 4 steps a host sends 1.5 times 0.5 MB, as the next section
+# derives. Host 0 sends 1 MB more, because before the first step DDP sends rank 0's parameters, 0.5 MB,
+# to each of the two ranks on host 1.
 
 # %% [markdown]
 # ## Ring all-reduce between hosts
@@ -479,11 +482,12 @@ lab.show_link_bytes()
 # host's sum of S/R; an all-reduce of these shards between hosts; an all-gather inside each host.
 
 # %% [markdown]
-# NCCL has this built in: *[on two nodes](https://github.com/NVIDIA/nccl-tests/issues/196)* it uses a *tree*
-# (or *NVLSTree*), which *[reduces inside the node](https://github.com/NVIDIA/nccl/issues/530)* first. On
-# more nodes it chooses by size, bandwidth and latency.
+# NCCL has this built in: *[on two nodes](https://github.com/NVIDIA/nccl-tests/issues/196)* it uses a
+# *tree* (or *NVLSTree*), which *[reduces inside the node](https://github.com/NVIDIA/nccl/issues/530)*
+# first. On more nodes it chooses by size, bandwidth and latency.
 # [`NCCL_ALGO`](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-algo) forces an
-# algorithm, such as `Ring`, for a test. torch's gloo uses the flat ring, so here you build what NCCL does.
+# algorithm, such as `Ring`, for a test. torch's gloo uses the flat ring, so here you build a simple
+# form of what NCCL does.
 #
 # Guess: how many MB does a host send now, for 4 MB on two hosts with two ranks each?
 
@@ -495,7 +499,7 @@ my_guess = 2
 labs.guess("6.6", "MB that a host sends in a hierarchical all-reduce of 4 MB", my_guess)
 
 # %% [markdown]
-# A 2-D `DeviceMesh` has one row of ranks for each host:
+# A 2-D `DeviceMesh` has one row of ranks for each of H hosts:
 #
 # | Expression | Value |
 # |:--|:--|
@@ -543,9 +547,9 @@ lab.show_hierarchical(hierarchical_all_reduce)
 # %% [markdown]
 # **Notice:** the link carries S instead of 1.5 S, and the all-reduce is faster on both links.
 #
-# The bars are longer than their ticks because gloo implements the reduce-scatter inside the host as an
-# all-reduce. That is CPU time, which does not shrink on a faster link. So on a fast enough link, with
-# gloo, the gain is lost.
+# All bars are longer than their ticks, because the formula leaves out CPU time. The hierarchical ones
+# exceed theirs by more: gloo implements the reduce-scatter inside the host as an all-reduce. CPU time
+# does not shrink on a faster link. So on a fast enough link, with gloo, the gain is lost.
 
 # %% [markdown]
 # On GPUs the ranks of a host communicate over NVLink, and NCCL has a real reduce-scatter. The next table
@@ -565,9 +569,10 @@ lab.show_on_gpus()
 # %% [markdown]
 # ## Hybrid sharding (HSDP)
 #
-# FSDP over all ranks gathers every parameter twice over the link. **HSDP** (hybrid sharding; notebook 04
-# has a section on it) shards inside each host and replicates across hosts. Then only gradients cross the
-# link, and only each rank's shard of them. The cost is memory: a rank stores 1/R of the model states instead of 1/N.
+# FSDP over all ranks gathers nearly every parameter twice over the link. **HSDP** (hybrid sharding;
+# notebook 04 has a section on it) shards inside each host and replicates across hosts. Then only
+# gradients cross the link, and only each rank's shard of them. The cost is memory: a rank stores 1/R of
+# the model states instead of 1/N.
 
 # %% [markdown]
 # Whether HSDP pays depends on the link. First measure it on a slow one.
@@ -708,14 +713,14 @@ lab.show_choice(choose_strategy)
 # %% [markdown]
 # ## MFU and HFU
 #
-# "Our cluster reaches 200 TFLOP/s per GPU." Is that much? An H100's data sheet says 1,979, so it is a tenth.
-# Its dense peak is 989.5, so it is a fifth. If a third of the work was recomputation, it is less than that.
-# A number of FLOP/s needs three definitions beside it.
+# "Our cluster reaches 200 TFLOP/s per GPU." Is that much? An H100's data sheet says 1,979, so it is a
+# tenth. Its dense peak is 989.5, so it is a fifth. If a quarter of the work was recomputation, it is
+# less than that. A number of FLOP/s needs three definitions beside it.
 
 # %% [markdown]
 # | Term | Definition |
 # |:--|:--|
-# | **6ND** | 6 FLOPs for each of N parameters and D tokens: 2 in forward, 4 in backward |
+# | **6ND** | 6 FLOPs for each of N parameters (Ψ elsewhere) and D tokens: 2 in forward, 4 in backward |
 # | attention | 12·L·h·s more for each token: L layers of width h, sequences of s tokens |
 # | **MFU**, model FLOPs utilization | the FLOPs per second that the model needs, divided by the peak |
 # | **HFU**, hardware FLOPs utilization | the same, but recomputed FLOPs count too |
@@ -733,10 +738,11 @@ run
 # | `run.sheet_tflops`, `.sparse` | the data sheet's TFLOP/s of one GPU; whether this is the rate with sparsity, twice the dense one |
 
 # %% [markdown]
-# N counts only parameters that take part in a *matrix product*. The head is a product with `vocabulary ×
-# hidden` parameters. If the model is `tied`, the embedding is the same matrix. If not, it is a second
-# matrix, which is only looked up: leave it out. A rate "with sparsity" holds for matrices in which half
-# the elements are zero; yours are dense.
+# N counts only parameters that take part in a *matrix product*. The head is a product with `vocabulary
+# × hidden` parameters. If the model is `tied`, the embedding is the same matrix. If not, it is a second
+# matrix, which is only looked up: leave it out. Norms, biases and positions are too few to matter: keep
+# them in. A rate "with sparsity" holds for matrices in which half the elements are zero; yours are
+# dense.
 
 # %% [markdown]
 # 12·L·h·s counts every pair of tokens, also the masked half. A causal FlashAttention kernel skips almost
@@ -921,9 +927,9 @@ lab.show_jobs(jobs, identify_strategy)
 # %% [markdown]
 # **Notice:** on a CPU the script never used FSDP by itself.
 #
-# As launched, each rank trains a model of its own. With `--cpu` it is DDP: one all-reduce of all gradients,
-# nothing sharded, no warning. Only with `--shard` do the two ranks store one copy together, although the
-# library still calls itself MULTI_CPU. On GPUs the first line is FSDP.
+# As launched, each rank trains a model of its own. With `--cpu` it is DDP: one all-reduce of all
+# gradients, nothing sharded, no warning. Only with `--shard` do the two ranks store one copy together,
+# although the library still calls itself MULTI_CPU. On GPUs the job as launched is FSDP.
 
 # %% [markdown]
 # ## DeepSpeed
@@ -936,10 +942,10 @@ lab.show_jobs(jobs, identify_strategy)
 lab.show_deepspeed_config(stage=2)
 
 # %% [markdown]
-# Accelerate's FSDP is `fully_shard`, so its memory and traffic are those of notebook 04. Notebook 03's last
-# picture has DeepSpeed's three stages. By default its stage 1 reduces
-# gradients after backward, and then frees those that other ranks own, so its peak is higher than stage 2's.
-# Stages 1 and 2 all-reduce, so they send as much as FSDP2.
+# Accelerate's FSDP is `fully_shard`, so its memory and traffic are those of notebook 04. Notebook 03's
+# last picture has DeepSpeed's three stages. By default its stage 1 reduces gradients after backward,
+# and then frees those that other ranks own, so its peak is higher than stage 2's. Stages 1 and 2
+# all-reduce gradients (2 S) and gather the updated parameters (S), so they send as much as FSDP2.
 
 # %% [markdown]
 # Choose by what must fit. Use DDP if 16 bytes for each parameter, its buckets and the activations fit. Else
@@ -982,13 +988,20 @@ lab.show_record()
 #
 # | File | Starts your script on |
 # |:--|:--|
-# | `torchrun-hosts` | hosts that you can log in to |
+# | `torchrun-hosts` | hosts that you can log in to: the same line on each |
 # | `train.sbatch` | a cluster with Slurm |
 # | `sky.yaml` | rented nodes, with SkyPilot |
 # | `ray_train.py` | a Ray cluster |
 
 # %% [markdown]
-# Slurm, for example, gives each job a number and a list of nodes. The file derives `torchrun`'s options from
+# On hosts that you can log in to, run one command on each; all meet at one of them, here node1:
+#
+# ```sh
+# torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node1:29500 \
+#     --rdzv-id train work/train.py --epochs 2
+# ```
+#
+# Slurm gives each job a number and a list of nodes. The file derives `torchrun`'s options from
 # them, and starts one `torchrun` on each node:
 
 # %%
@@ -1180,10 +1193,10 @@ lab.show_overlap(step_seconds)
 # yours.
 
 # %% [markdown]
-# Is that a fit or a prediction? Seven constants that no data sheet gives are fitted to all runs together,
-# for example the fraction of the peak that a matrix product reaches. But each run is predicted with
-# constants that were fitted *without* it and its neighbours. `scripts/bench steptime --rows FILE` tests a
-# file of your own in the same way. The model *is* wrong for some runs, and the picture names them.
+# Is that a fit or a prediction? The model has seven constants that no data sheet gives, for example the
+# fraction of the peak that a matrix product reaches. To predict a run, they are fitted to the others,
+# *without* it and the runs that resemble it. `scripts/bench steptime --rows FILE` tests a file of your
+# own in the same way. The model *is* wrong for some runs, and the picture names them.
 
 # %% [markdown]
 # ## Optional: training cost
@@ -1290,7 +1303,7 @@ lab.expected_wall(work=100, interval=0.5, save=0, restart=0.1, mtbf=1)  # billed
 # within 3 % of the exact one*
 #
 # Interruptions come at any moment, `rate` of them per *billed* hour. Checkpoints are `interval` hours
-# apart and take no time. Prices are per hour. In the checked cases on_demand / spot is near 1.3.
+# apart and take no time. Prices are per hour.
 
 # %%
 # Exercise 6.14: expected cost on spot, and the rate at which it stops paying
@@ -1329,9 +1342,10 @@ lab.check_spot_costs(spot_costs)
 lab.show_spot(spot_costs, lab.price_table()["AWS p5en.48xlarge"])
 
 # %% [markdown]
-# With a checkpoint every half hour, spot pays up to 2.26 interruptions an hour; with one every three hours,
-# up to 0.39. The dotted first-order line is right only if little is lost: its break-even rates are 68 % too
-# high. Another short formula, hours / (1 - rate·lost), is 28 % too low. Notebook 08 asks how often to save.
+# With a checkpoint every half hour, spot pays off up to 2.26 interruptions an hour; with one every
+# three hours, up to 0.39. The dotted first-order line is right only if little is lost: its break-even
+# rates are 68 % too high. Another short formula, hours / (1 - rate·lost), is 28 % too low. Notebook 08
+# asks how often to save.
 
 # %% [markdown]
 # ## Optional: an FSDP and HSDP training script from scratch
@@ -1364,7 +1378,7 @@ lab.show_spot(spot_costs, lab.price_table()["AWS p5en.48xlarge"])
 # | `--seed` | 0 | of model, data and sampler |
 # | `--layers`, `--hidden` | 2, 64 | of the model |
 # | `--clip` | 1.0 | the maximum global norm of the gradients |
-# | `--replicas` | 1 | 1: FSDP; R: HSDP with R replicas, on a 2-D mesh |
+# | `--replicas` | 1 | 1: FSDP; more: HSDP with so many replicas, on a 2-D mesh |
 # | `--metrics` | `"job.json"` | the file that rank 0 writes |
 
 # %% [markdown]

@@ -96,7 +96,7 @@ def check_choose_strategy(choose_strategy: Callable):
         if got is not None and got not in STRATEGIES:
             shown = repr(got) if isinstance(got, str) else kind_of(got)
             raise Wrong(f"choose_strategy returned {shown}, none of {', '.join(STRATEGIES)}",
-                        'A string: "DDP", "HSDP" or "FSDP"; None where no one fits.',
+                        'A string: "DDP", "HSDP" or "FSDP"; None if none fits.',
                         code="unknown_name")
         _judge(case, got)
     return (f"right in all {len(tried)} cases, by the models of memory (16 bytes of states for "
@@ -118,10 +118,11 @@ def _judge(case, got):
                     "16 bytes for each parameter: 2 + 2 + 12, replicated under DDP, divided by a "
                     "host's GPUs under HSDP, and by all GPUs under FSDP.", code="does_not_fit")
     times = {each: case.seconds(each) for each in (got, want)}
+    hint = ("One host sends nothing across: its slowest link is the one inside, and HSDP is FSDP."
+            if case.hosts == 1 else "Which strategy is fastest depends on both links: compute the "
+            "seconds of each that fits. A ring is as slow as its slowest edge.")
     raise Wrong(f"{case}: {got} fits, but {want} fits too and is faster: {_ms(times[want])} of "
-                f"collectives in a step, {got} {_ms(times[got])}",
-                "Which strategy is fastest depends on both links: compute the seconds of each that "
-                "fits. A ring is as slow as its slowest edge.", code="slower_choice")
+                f"collectives in a step, {got} {_ms(times[got])}", hint, code="slower_choice")
 
 
 def _ms(seconds) -> str:

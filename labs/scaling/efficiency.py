@@ -106,7 +106,7 @@ _KINDS = {"weak": ("weak: per-rank batch fixed", palette.RUNS[1], "o"),
 @shows("Scaling efficiency")
 def show_scaling(measured: Scaling | None = None) -> Picture:
     """Trains on 1 to N ranks, and draws two panels by number of ranks: the efficiencies, with the
-    guess, and the throughput, with the ideal line. measured: None means that it is measured now."""
+    guess, and the speed-up, with the ideal line. measured: None means that it is measured now."""
     measured = measured or measure_scaling()
     note = _why(measured)
     figure, [left, right] = canvas(WIDTH, 3.7 + marks.NOTE_LINE * len(note), ncols=2)

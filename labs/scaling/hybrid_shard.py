@@ -198,13 +198,13 @@ def show_training(hybrid_shard: Callable, run: LinkRun | None = None) -> Picture
     names = [one.what for one in run.timed]
     size, root = model_bytes(), root_bytes()
     panels = [
-        Panel("MB on the link a step", "MB", [run.sent(name) for name in names], 1e6,
+        Panel("MB on the link per step", "MB", [run.sent(name) for name in names], 1e6,
               [predicted_link_bytes(name, size, root, run.topology) for name in names]),
         Panel(f"seconds a step, {link_name(run.timed[0].bandwidth)}", "s",
               [one.seconds for one in run.timed], guessed=[
                   guessed("6.7") if name == "HSDP" else None for name in names],
               colour=palette.PHASES["communication"]),
-        Panel("MB of parameters a rank", "MB", [run.sent(f"{name}, resident") for name in names],
+        Panel("MB of parameters per rank", "MB", [run.sent(f"{name}, resident") for name in names],
               1e6, colour=palette.MEMORY["parameters"])]
     caption = (f"{size / 1e6:.1f} MB of parameters, {root / 1e6:.1f} of them at the root; "
                "predicted by ring algorithms\nZeRO-3 gathers the root again in backward; FSDP "

@@ -40,7 +40,9 @@ _HINT = ("Reduce the number of answer tokens of all micro-batches over the ranks
     "of type torch.Tensor": "Collectives take tensors: (batch[\"labels\"] != -100).sum() is one, "
     "and the sum of several is one, too.",
     "Expected to have finished reduction": "A rank runs forward and backward for each micro-batch, "
-    "also for one without answer tokens: the others wait for its gradients."})
+    "also for one without answer tokens: the others wait for its gradients.",
+    "the ranks are in different collectives": "Does each rank run backward for each micro-batch, "
+    "also for one without answer tokens? The others reduce its gradients then."})
 def check_ragged_step(ragged_step):
     """On 2, 3 and 4 ranks: the gradients and the returned loss are those of the mean over all
     answer tokens of all ranks and micro-batches."""

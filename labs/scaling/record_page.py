@@ -173,7 +173,7 @@ PAPERS = {
         Question("Mixed-precision Adam keeps 16 bytes for each parameter. Which are they, and how "
                  "many of them does your own recipe keep?", "section 3.1",
                  _about("memory", name="parameter|gradient|optimizer|state|resident|step"),
-                 "the memory picture of *FSDP with Accelerate*"),
+                 "`lab.show_training`, which also draws the memory"),
         Question("Stage 2 sends no more than plain data parallelism, and stage 3 sends 1.5 times "
                  "as much. Which collective replaces which, and where does the half come from?",
                  "section 7", _about("traffic", name="DDP|ZeRO|FSDP|HSDP|all.reduce"),
@@ -184,7 +184,7 @@ PAPERS = {
                  "`lab.show_scaling`"),
         Question("ZeRO-R: which memory is not a model state, and which part of it does ZeRO-DP "
                  "leave as it is?", "sections 3.2 and 6", _about("memory", name="activ|peak"),
-                 "the memory picture of *FSDP with Accelerate*")],
+                 "`lab.show_training`, which also draws the memory")],
     "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel. Y. Zhao et al., VLDB 2023, "
     "arXiv 2304.11277": [
         Question("Hybrid sharding keeps more of the parameters on each rank. What does it save, "

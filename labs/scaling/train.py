@@ -23,9 +23,9 @@ from labs.workers.programs import FAILING_RANK
 from labs.workers.progress import status
 
 EPOCHS, BATCH, HIDDEN = 2, 3, 16  # the batch is not train.py's own default
-# Samples: 2 ranks draw 4 batches of 3 an epoch. 28 do not divide by 3 ranks, and without a sampler
-# that repeats or drops some, one rank has a batch more than the others.
-EVEN, UNEVEN = 24, 28
+# Samples: each of 2 ranks draws batches of 3, 3, 3 and 2. 28 do not divide by 3 ranks, and without
+# a sampler that repeats or drops some, one rank has a batch more than the others.
+EVEN, UNEVEN = 22, 28
 _HINTS = {
     "is not defined": "Is each name that you use made above its use, or imported?",
     "Default process group has not been initialized": "join_group() comes before the model is "

@@ -52,7 +52,8 @@ class Case:
         return torch.tensor(list(text)).view(self.samples, CONTEXT)
 
 
-CASES = (Case(2, 24, layers=1, seed=3), Case(3, 27, layers=2, seed=5))
+# In each case a rank's last batch is shorter.
+CASES = (Case(2, 22, layers=1, seed=3), Case(3, 24, layers=2, seed=5))
 
 
 @check("3.11", _HINTS)

@@ -21,7 +21,7 @@ options = parser.parse_args()
 plugin = FullyShardedDataParallelPlugin(
     fsdp_version=2, auto_wrap_policy="transformer_based_wrap",
     transformer_cls_names_to_wrap=["Qwen2DecoderLayer"])
-# without a GPU, too, a torch that was built for GPUs would take NCCL, which then raises
+# even without a GPU, a CUDA build of torch would choose NCCL, which then raises
 if "LOCAL_RANK" in os.environ and not (options.cpu or torch.accelerator.is_available()):
     torch.distributed.init_process_group("gloo")
 accelerator = Accelerator(fsdp_plugin=plugin, cpu=options.cpu)

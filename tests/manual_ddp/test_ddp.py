@@ -31,6 +31,9 @@ CROSS_ENTROPY = """            logits = module(tokens).logits  # (batch, CONTEXT
 """
 
 WRONG = {
+    "the loader drops": (changed((LOADER, LOADER.replace("sampler=sampler", "sampler=sampler, "
+                                                         "drop_last=True"))),
+                         "samples_lost drop_last"),
     "no sampler": (changed((LOADER, "    loader = DataLoader(samples, options.batch, shuffle=True)"
                                     "\n")), "not_sharded every"),
     "DataParallel": (changed((DDP, "torch.nn.DataParallel(model)")), "gradient_of_one_rank"),

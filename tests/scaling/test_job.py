@@ -91,6 +91,17 @@ WRONG = {
                                    ("() // replicas", "()")), "too_many_shards"),
     "replicas counted twice": (changed((CLIP, ALL_NORM)), "all_ranks_shards"),
     "errors are swallowed": (changed((STEPS, SWALLOWED)), "failure_hidden"),
+    "--epochs ignored": (changed(("in range(options.epochs)", "in range(2)")), "wrong_count"),
+    "--layers ignored": (changed(("gpt2(options.layers", "gpt2(2")), "wrong_model 3"),
+    "another default of --batch": (changed(('"batch": 2', '"batch": 4')),
+                                   "wrong_batch without options"),
+    "another default of --seed": (changed(('"seed": 0', '"seed": 1')), "wrong_inputs"),
+    "another default of --hidden": (changed(('"hidden": 64', '"hidden": 32')), "wrong_model 64"),
+    "another default of --clip": (changed(("default=1.0", "default=2.0")),
+                                  "wrong_gradient times"),
+    "another learning rate": (changed(("lr=1e-3", "lr=2e-3")), "wrong_gradient AdamW"),
+    "another default of --metrics": (changed(('default="job.json"', 'default="out.json"')),
+                                     "wrong_writer out.json"),
 }
 BY_HAND = """    own = [p.grad.to_local() for p in module.parameters()]
     norm = sum(g.square().sum() for g in own)

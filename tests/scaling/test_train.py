@@ -62,6 +62,9 @@ SWALLOWED = """    try:
 TRAIN = "    steps = train(sampler, loader, module, optimizer, scheduler, device, options.epochs)\n"
 
 WRONG = {
+    "the loader drops": (changed((LOADER, LOADER.replace("sampler=sampler", "sampler=sampler, "
+                                                         "drop_last=True"))),
+                         "samples_lost drop_last"),
     "no sampler": (changed((LOADER, "    loader = DataLoader(windows, options.batch, shuffle=True)"
                                     "\n")), "not_sharded every"),
     "no set_epoch": (changed(NO_EPOCH), "same_order_each_epoch"),

@@ -10,6 +10,7 @@ from labs.words import counted, listed
 
 _SAMPLER = ("DistributedSampler(windows) gives each rank its own share of the indices; the loader "
             "gets it as sampler=.")
+_DROPPED = "With drop_last the loader leaves out a rank's last batch, which is shorter."
 
 
 def judge(run: Run, when: str, rows: torch.Tensor, number: int, batch: int) -> None:
@@ -29,7 +30,7 @@ def judge(run: Run, when: str, rows: torch.Tensor, number: int, batch: int) -> N
         orders.append([index for step in indices(run, rank, rows) for part in step
                        for index in part])
     total, wanted = sum(map(len, orders)), samples * number
-    if total <= wanted / 2:
+    if total <= wanted / 2 or total != wanted and total % samples == 0:
         raise Wrong(f"{when}: the ranks draw {total} samples together; {number} epochs "
                     f"of {samples} are {wanted}", "`epochs` says how often all samples are drawn.",
                     code="wrong_count")
@@ -91,7 +92,9 @@ def _judge_epoch(of_ranks, when, samples, ranks, batch):
     # Where the number of samples does not divide, DistributedSampler repeats some by default, and
     # drops some with drop_last: both are right, but not both at once.
     if samples % ranks == 0:
-        _judge_exact(of_ranks, when, samples, missing, repeated)
+        last = samples // ranks % batch  # of a rank, in its shorter batch
+        _judge_exact(of_ranks, when, samples, missing, repeated,
+                     _DROPPED if missing == ranks * last else _SAMPLER)
         return
     spare = ranks * batch  # what a sampler may repeat, or a loader drop, less one
     extra = sum(counts.values()) - len(counts)
@@ -101,8 +104,8 @@ def _judge_epoch(of_ranks, when, samples, ranks, batch):
                     code="samples_not_partitioned")
 
 
-def _judge_exact(of_ranks, when, samples, missing, repeated):
-    """Where the number divides, each sample is drawn exactly once."""
+def _judge_exact(of_ranks, when, samples, missing, repeated, hint):
+    """Where the number divides, each sample is drawn exactly once. hint: on the missing ones."""
     if repeated:
         index = repeated[0]
         who = [rank for rank, indices in enumerate(of_ranks) if index in indices]
@@ -112,7 +115,7 @@ def _judge_exact(of_ranks, when, samples, missing, repeated):
                     "The order is the same permutation on all ranks, from the same seed; each rank "
                     "takes its own part of it.", code="samples_not_partitioned")
     if missing:
-        raise Wrong(f"{when}: {missing} of {samples} samples are drawn by no rank", _SAMPLER,
+        raise Wrong(f"{when}: {missing} of {samples} samples are drawn by no rank", hint,
                     code="samples_lost")
 
 

@@ -66,14 +66,15 @@ class Run:
 
 def run(script: Path | str, arguments: tuple[str, ...], ranks: int,
         failing_rank: int | None = None, seconds: float = SECONDS, hosts: int = 1,
-        option: str | None = METRICS) -> Run:
+        option: str | None = METRICS, written: str | None = None) -> Run:
     """Runs `torchrun --nproc-per-node RANKS script arguments OPTION FILE` to its end or until it is
     stopped, in a folder of its own. failing_rank: one that raises while it trains. seconds: that it
     may take. hosts: as many the ranks believe in, by the variables that `torchrun --nnodes HOSTS`
     sets; a divisor of their number. option: METRICS or CHECKPOINT; None: the arguments are all.
-    Raises Stopped where it is interrupted."""
+    written: the file of METRICS, in the job's folder, where no option names it. Raises Stopped
+    where it is interrupted."""
     with processes.temporary_folder() as folder:
-        path = os.path.join(folder, _FILES.get(option, "no file"))
+        path = os.path.join(folder, written or _FILES.get(option, "no file"))
         arguments = (*arguments, option, path) if option else arguments
         job = ForkedJob(ranks, hosts, Path(folder, "notes"))
         try:
@@ -85,7 +86,7 @@ def run(script: Path | str, arguments: tuple[str, ...], ranks: int,
                           ) from None
         finally:
             job.kill()
-        return replace(job.result(arguments, path), option=option or "")
+        return replace(job.result(arguments, path), option=METRICS if written else option or "")
 
 
 def options(numbers: dict[str, float]) -> tuple[str, ...]:
