@@ -157,8 +157,9 @@ lab.show_beside_zero3(zero3, shard, PRESET)
 # %% [markdown]
 # ## Choosing FSDP units (wrapping)
 #
-# If the model is a single unit, everything is gathered at once: 28 GB for 7 billion parameters in
-# fp32. If each linear layer is a unit, little is gathered at once, but a step has many collectives.
+# If the model is a single unit, everything is gathered at once: for 7 billion parameters in fp32, 28 GB
+# of parameters, and as much again in the buffer in which they arrive. If each linear layer is a unit,
+# little is gathered at once, but a step has many collectives.
 
 # %% [markdown]
 # In one step:
@@ -195,12 +196,13 @@ labs.guess("4.2", "collectives per step, each linear", my_guess)
 # The root is gathered first, so it is the *previous unit* of the first block.
 
 # %% [markdown]
-# The wrapping with the fewest collectives is *not* the fastest, because a rank waits for all-gathers:
+# The wrapping with the fewest collectives is *not* the fastest, because a rank waits for all-gathers.
+# Seconds that nothing hides are **exposed**:
 #
-# | all-gather of | exposed seconds in forward |
+# | all-gather of | exposed seconds |
 # |:--|:--|
-# | the root | all: nothing can compute before it |
-# | the first unit | all: the root computes hardly anything yet |
+# | the root | all: nothing computes |
+# | the first unit | all: the root computes hardly anything |
 # | each further unit | those that the previous unit's forward does not hide, never below zero |
 #
 # `gather(n)` returns the seconds of an all-gather of n parameters. `compute(n)` returns the seconds
@@ -273,15 +275,15 @@ lab.show_wrappings(wrappings, PRESET, cost)
 # blocks to linear layers, the number of collectives grows most.
 
 # %% [markdown]
-# On a CPU, the measured bytes equal your `cost` exactly. With a single unit the model is allocated
-# twice, in the buffer and as parameters: its *parameters* then take more than twice their memory without
-# sharding. The chart
-# trains 2 sequences per rank, fewer than the preset, so that activations do not hide the buffers.
+# On a CPU, the measured bytes equal your `cost` exactly. With a single unit, shards, buffer and
+# gathered parameters together take more than twice what the unsharded parameters would. For the chart,
+# the ranks train 2 sequences each, fewer than the preset's, so that activations do not hide the
+# buffers.
 
 # %% [markdown]
 # Which wrapping is fastest? The next table uses your `cost` for Llama-2-7B on three links. It adds an
-# overhead of 50 µs per all-gather, for the launch and the copies. Decide before you run the cell:
-# which wrapping loses the least time over NVLink, and which over 100 GbE?
+# overhead of 50 µs per all-gather, for the launch and the copies. Decide before you run the cell: is
+# the same wrapping best over NVLink and over 100 GbE?
 
 # %%
 lab.show_exposed(cost)
@@ -301,10 +303,10 @@ lab.show_exposed(cost)
 # A batch that does not fit into memory is split into micro-batches. Their gradients are accumulated
 # before one optimizer step. By default, FSDP reduce-scatters after every micro-batch.
 #
-# `module.set_requires_gradient_sync(False)` is FSDP's `no_sync`: each rank keeps *unsharded*
-# gradients until the last micro-batch. `set_reshard_after_forward(False)` and
-# `set_reshard_after_backward(False)` keep the parameters unsharded too. In the table's first two
-# rows both are `True` for all units, including the root. The cell takes up to a minute.
+# `module.set_requires_gradient_sync(False)` is FSDP's `no_sync`: each rank keeps *unsharded* gradients
+# until the last micro-batch. `set_reshard_after_forward(False)` and `set_reshard_after_backward(False)`
+# keep the parameters unsharded too. In the table's first two rows both are `True` for all units, so the
+# root is gathered twice, too. The cell takes up to a minute.
 
 # %%
 lab.show_gradient_accumulation(shard, PRESET)
@@ -608,8 +610,8 @@ lab.show_hsdp(shard, PRESET)
 
 # %% [markdown]
 # With two replicas each rank stores twice as much, and gathers from half as many ranks. Only the
-# all-reduce goes between rows. It carries one shard of the gradients, instead of two all-gathers of
-# the full model.
+# all-reduce goes between replicas. It carries one shard of the gradients, where FSDP over all ranks has
+# two all-gathers and a reduce-scatter of the full model.
 
 # %% [markdown]
 # ## Initialising on the meta device
@@ -621,9 +623,8 @@ lab.show_hsdp(shard, PRESET)
 # only then allocate shards and buffers with `to_empty`.
 
 # %% [markdown]
-# `to_empty` does not initialise them: shards and buffers contain arbitrary values until you draw random
-# numbers. On a CPU every rank has its own generator, so equal seeds give
-# equal shards.
+# `to_empty` does not initialise them: shards and buffers contain arbitrary values until you initialise
+# them. On a CPU every rank has its own generator, so equal seeds give equal shards.
 
 # %% [markdown]
 # | call | does |
@@ -780,7 +781,7 @@ lab.show_fsdp1_names()
 # %% [markdown]
 # In FSDP1 an `auto_wrap_policy` chooses the units. `transformer_auto_wrap_policy` takes every module of
 # given classes. `size_based_auto_wrap_policy` takes every module with at least a given number of
-# parameters. The chart compares both; the function is used again below.
+# parameters. The chart compares both; `fsdp1` is used again below.
 
 # %%
 def fsdp1(model, optimizer_class, **settings):
@@ -794,8 +795,8 @@ lab.show_wrap_policies(fsdp1, PRESET)
 
 # %% [markdown]
 # The size-based policy follows a number, not the structure of the model. With the first size, the
-# blocks become units, and it sends exactly what the other policy sends. With the smaller size, blocks
-# are split into several units.
+# blocks become units, so it has exactly the collectives of the other policy. With the smaller size,
+# blocks are split into several units.
 
 # %% [markdown]
 # ## Debugging FSDP training loops
@@ -900,9 +901,10 @@ lab.check_scaled_step(scaled_step)
 # %% [markdown]
 # In practice `torch.amp.GradScaler` does this, also for FSDP2's shards, and adapts the scale.
 #
-# A last claim that you can meet: "the all-reduce of gradients takes 30 % of an FSDP step". There is no
-# gradient all-reduce in an FSDP trace: gradients are reduce-scattered. In fp32, parameter all-gathers
-# are about two thirds of FSDP's bytes. Only HSDP all-reduces gradients, and only their shards.
+# One last claim that you may come across: "the all-reduce of gradients takes 30 % of an FSDP step".
+# There is no gradient all-reduce in an FSDP trace: gradients are reduce-scattered. In fp32, parameter
+# all-gathers are about two thirds of FSDP's bytes. Only HSDP all-reduces gradients, and only their
+# shards.
 
 # %% [markdown]
 # ## Training a billion parameters
@@ -921,8 +923,8 @@ lab.check_scaled_step(scaled_step)
 #   8 A100s.
 # - On one GPU, it runs one of eight ranks alone. Tensors and memory are real, but without other ranks
 #   there is no loss and no speed.
-# - Without a GPU, it predicts a step on 8 A100s, in four parts. **Exposed** is the communication that
-#   computation does not hide, plus the slowdown of computation by it.
+# - Without a GPU, it predicts a step on 8 A100s in four parts: computing, exposed communication,
+#   optimizer and host. Here *exposed* also contains the slowdown of computation by communication.
 
 # %%
 billion = lab.billion_parameters(shard, mixed, checkpointed, offloaded, fsdp1)
@@ -942,7 +944,7 @@ lab.show_node_chart(billion)
 # - In the larger model, checkpointing reduces 74.3 GB to 16.6 GB. Now model states are the larger
 #   part, and CPU offload removes them from the GPU.
 #
-# These are predictions for 8 A100s. A rank on an H200 used at most 0.9 % more.
+# These are predictions for 8 A100s. An H200's rank used at most 0.9 % more.
 
 # %% [markdown]
 # Each technique has a cost:
@@ -970,7 +972,7 @@ lab.show_pace(pace)
 # %% [markdown]
 # Memory, calls and bytes are real, under the limit that you used for DDP and FSDP. The same model of
 # step time that predicted the A100s gets the rates of the slowed node. The next cell takes half a
-# minute. If GPUs have already measured everything, the cells show those results again.
+# minute. If the experiment has run on your GPUs, the cells show its results instead.
 
 # %%
 laptop = lab.laptop_steps(pace, billion, shard, checkpointed, offloaded)
@@ -983,8 +985,8 @@ lab.show_node_steps(laptop)
 lab.show_node_chart(laptop)
 
 # %% [markdown]
-# **Notice:** the measurement confirms the prediction's order. DDP runs out of memory. FSDP trains that
-# model, and one whose states DDP could never store.
+# **Notice:** on a quiet machine, the measurement confirms which strategy is slower than which. DDP runs
+# out of memory. FSDP trains that model, and one whose states DDP could never store.
 #
 # Checkpointing saves memory and costs computation. Offload saves more, and costs AdamW on the host.
 # With more ranks, each trains fewer tokens per second. The prediction leaves out what a GPU does not have:
@@ -1052,7 +1054,8 @@ lab.show_scaling_costs(efficiency, communication_ratio, offload)
 
 # %% [markdown]
 # The copies take a quarter of AdamW's time. No GPU reaches the rates of its data sheet, so the
-# milliseconds in the previous table are longer: its model uses the utilisation of published runs.
+# milliseconds in the table of the billion-parameter model are longer: it uses the utilisation of
+# published runs.
 
 # %% [markdown]
 # ## Optional: `fully_shard` from scratch
@@ -1267,8 +1270,9 @@ lab.check_from_scratch(my_fsdp)
 # *Difficulty 3 of 5 · 25 minutes · target: the updates of one process, on 2 ranks and on 3 ranks that
 # resume from the checkpoint of 2; bf16 gathered, fp32 reduced; blocks recomputed*
 #
-# The next cell writes the file. Fill in its three gaps. Without `--bf16` everything is fp32. Without
-# `--recompute` nothing is recomputed. A resumed job begins with the epoch after the last saved one.
+# The next cell writes the file, with three gaps. Without `--bf16` everything is fp32. Without
+# `--recompute` nothing is recomputed. A resumed job begins with the epoch after the last saved one,
+# also from a renamed folder, with the saved learning rate, not that of `--lr`.
 
 # %%
 lab.write_script("fsdp.py")

@@ -18,6 +18,8 @@ from labs.workers.progress import status
 # Two blocks: one that is left out shows. 22: a rank of 2 has batches of 3, 3, 3 and 2 samples.
 EPOCHS, BATCH, SAMPLES, LAYERS = 2, 3, 22, 2
 NUMBERS = {"samples": SAMPLES, "batch": BATCH, "layers": LAYERS, "hidden": 16, "seed": 3}
+# What another state than the saved one leads to.
+_NOT_LOADED = ("differs_from_reference", "wrong_loss", "other_model", "wrong_gradient")
 _SHARD = "fully_shard(block) for each block of model.transformer.h, then fully_shard(model)."
 _HINTS = {
     "is not defined": "Is each name that you use made above its use, or imported?",
@@ -39,8 +41,12 @@ def check_fsdp(script: str = "fsdp.py"):
     with processes.temporary_folder() as folder:
         first = _judged(script, "2 ranks", 2, f"{folder}/trained", EPOCHS)
         _judge_blocks(first, "2 ranks", 1)
+        # Under another name, and with a learning rate that is not the saved one: what is not in
+        # the checkpoint, or not loaded, shows.
+        Path(folder, "moved").mkdir()
+        saved = Path(folder, "trained", f"epoch_{EPOCHS}").rename(Path(folder, "moved", "epoch_1"))
         resumed = _judged(script, "3 ranks, --resume", 3, f"{folder}/resumed", 2 * EPOCHS,
-                          "--resume", f"{folder}/trained/epoch_{EPOCHS}", before=first)
+                          "--resume", str(saved), "--lr", "5e-4", before=first)
         _judge_blocks(resumed, "3 ranks, --resume", 1)
         recomputed = _run(script, "2 ranks, --recompute", 2, f"{folder}/recompute", EPOCHS,
                           "--recompute")
@@ -79,9 +85,28 @@ def _judged(script, what, ranks, folder, epochs, *more, before=None) -> forked.R
                     if before else "The last batch of an epoch is shorter, and it is a step, too.",
                     code="wrong_count")
     drawn_samples.judge(run, what, _rows(), EPOCHS, BATCH)
-    updates.judge(run, what, NUMBERS, "fsdp", falling=False,
-                  before=before and updates.drawn_by(before))
+    if before:
+        _judge_rate(run, what, before.records[0].steps[-1].learning_rate)
+    try:
+        updates.judge(run, what, NUMBERS, "fsdp", falling=False,
+                      before=before and updates.drawn_by(before))
+    except Wrong as wrong:
+        if not before or wrong.code not in _NOT_LOADED:
+            raise
+        hint = ("The loop is the one that trained right before: has load filled the parameters "
+                "and the optimizer's moments?")
+        raise Wrong(wrong.sentence, hint, code="not_loaded") from None
     return run
+
+
+def _judge_rate(run, what, saved):
+    """The optimizer's state has its learning rate, too."""
+    found = run.records[0].steps[0].learning_rate
+    if found != saved:
+        raise Wrong(f"{what}: the first step is taken with a learning rate of {found:g}, that of "
+                    f"--lr; {saved:g} was saved", "dcp.load fills tensors in place, but it "
+                    "replaces numbers in the dictionary: set_state_dict gives the optimizer both.",
+                    code="wrong_rate")
 
 
 def _rows() -> torch.Tensor:

@@ -172,10 +172,10 @@ def _assumed(run) -> str:
     base = base_of(run)
     model = ("The parts are by the same model, with the slowed node's rates. "
              if run.source == "paced" else
-             "The parts are by 06's model of step time; products of fp32 are in TF32. ")
+             "The parts are predicted (notebook 06 says how); products of fp32 are in TF32. ")
     whisker = ("In brackets: the prediction's error. " if run.source != "predicted" else
-               f"±: nine of ten published runs lie within {HELD_OUT_ERROR:.0%} of what that model "
-               "says without knowing them; none of them offloads. ")
+               f"±: for nine of ten published runs that it was not fitted to, the prediction's "
+               f"error is at most {HELD_OUT_ERROR:.0%}; none of them offloads. ")
     return (f"{model}Exposed: communication that computing does not hide, and by how much it is "
             f"slowed down. {whisker}Efficiency: tokens/s on N {run.rank}s over "
             f"N{f'/{base}' * (base > 1)} times those on {counted(base, run.rank)}."

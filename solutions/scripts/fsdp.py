@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from transformers import GPT2Config, GPT2LMHeadModel
 
 CONTEXT = 64  # tokens of a sample
-NUMBERS = {"epochs": 2, "samples": 256, "batch": 8, "seed": 0, "layers": 2, "hidden": 64}
+VALUES = {"epochs": 2, "samples": 256, "batch": 8, "seed": 0, "layers": 2, "hidden": 64, "lr": 1e-3}
 
 
 def make_samples(number):  # real text, in which a byte is a token: (number, CONTEXT)
@@ -53,7 +53,7 @@ def shard(model, options):
     ### END SOLUTION
 
 
-# Exercise 4.13: all that a job goes on with, which is also how many epochs are done
+# Exercise 4.13: everything that a job needs to continue, also the number of finished epochs
 def save(module, optimizer, epochs, path):
     ### BEGIN SOLUTION
     weights, moments = get_state_dict(module, optimizer)
@@ -77,7 +77,7 @@ def train(options, device):
     sampler = DistributedSampler(samples, seed=options.seed)
     loader = DataLoader(samples, batch_size=options.batch, sampler=sampler)
     module = shard(make_model(options).to(device), options)
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=options.lr)
     done = load(module, optimizer, options.resume) if options.resume else 0
     for epoch in range(done, options.epochs):
         sampler.set_epoch(epoch)
@@ -98,8 +98,8 @@ if __name__ == "__main__":
     parser.add_argument("--resume", help="the folder of one epoch, with which to go on")
     for flag in ("bf16", "recompute"):
         parser.add_argument(f"--{flag}", action="store_true")
-    for name, default in NUMBERS.items():
-        parser.add_argument(f"--{name}", type=int, default=default)
+    for name, default in VALUES.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
     train(parser.parse_args(), setup())
     dist.barrier()  # nothing is in flight any more when the group is destroyed
     dist.destroy_process_group()

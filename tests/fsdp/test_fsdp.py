@@ -23,6 +23,8 @@ SET = ("    set_state_dict(module, optimizer, model_state_dict=weights, "
        "optim_state_dict=moments)\n")
 
 WRONG = {
+    "the loader drops": (changed(("sampler=sampler)", "sampler=sampler, drop_last=True)")),
+                         "wrong_count step"),
     "nothing sharded": (changed((BLOCK, ""), (ROOT, "    return model\n")), "gradient_of_one_rank"),
     "one unit": (changed((BLOCK, "")), "one_unit"),
     "a block is left out": (changed((BLOCK, "        if number:\n    " + BLOCK)), "one_unit"),
@@ -42,7 +44,15 @@ WRONG = {
     "moments not saved": (changed((', "optimizer": moments, "epochs": epochs}',
                                    ', "epochs": epochs}'),
                                   (', "optimizer": moments, "epochs": 0}',
-                                   ', "epochs": 0}')), "differs_from_reference|wrong_loss"),
+                                   ', "epochs": 0}')), "not_loaded moments|wrong_rate"),
+    "moments not loaded": (
+        changed((SET, "    module.load_state_dict(weights)\n"),
+                ('"optimizer": moments, "epochs": 0}', '"epochs": 0}')),
+        "not_loaded moments|wrong_rate"),
+    # The dictionaries share the shards' memory, which dcp.load fills; but the rate is a number.
+    "loaded in place": (changed((SET, "")), "wrong_rate set_state_dict"),
+    "epochs of the folder's name": (changed(
+        ('return state["epochs"]', "return int(str(path).split('_')[-1])")), "wrong_count"),
     "epochs forgotten": (changed(('    return state["epochs"]\n', "    return 0\n")),
                          "wrong_count"),
     "nothing saved": (changed(("    dcp.save(", "    str(")), "raised_CheckpointException"
@@ -52,8 +62,6 @@ WRONG = {
 
 RIGHT_ONES = {
     "worked": RIGHT,
-    # the dictionaries share the shards' memory, which dcp.load fills
-    "loaded in place": changed((SET, "")),
     "another order of wrapping": changed(
         (BLOCK, ""), (ROOT, "    for block in blocks:\n        fully_shard(block, "
                       "mp_policy=policy)\n" + ROOT)),

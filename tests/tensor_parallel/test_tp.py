@@ -21,6 +21,8 @@ HEAD = '        "lm_head": ColwiseParallel(output_layouts=Replicate()),\n'
 LAYERS = '        **{f"model.layers.*.{name}": style for name, style in layer.items()}})\n'
 
 WRONG = {
+    "the loader drops": (changed(("sampler=sampler)", "sampler=sampler, drop_last=True)")),
+                         "samples_lost drop_last"),
     "samples by rank": (changed((DATA, "    return DistributedSampler(samples, seed=seed)\n")),
                         "group_draws_differ"),
     "all draw the same": (changed((DATA, "    return DistributedSampler(samples, 1, 0, seed=seed)"

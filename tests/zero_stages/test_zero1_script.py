@@ -26,6 +26,8 @@ ASSIGN = """            self.owner[parameter] = held.index(min(held))
 """
 
 WRONG = {
+    "the loader drops": (changed(("sampler=sampler)", "sampler=sampler, drop_last=True)")),
+                         "samples_lost drop_last"),
     "all own all": (changed((OWN, "        own = self.parameters\n")), "owned_by_many"),
     "rank 0 owns all": (changed((ASSIGN, "            self.owner[parameter] = 0\n"),
                                 (OWN, OWN + "        own = own or [torch.nn.Parameter(torch.zeros(1"
