@@ -30,7 +30,7 @@ def judge(run: Run, when: str, rows: torch.Tensor, number: int, batch: int) -> N
         orders.append([index for step in indices(run, rank, rows) for part in step
                        for index in part])
     total, wanted = sum(map(len, orders)), samples * number
-    if total <= wanted / 2 or total != wanted and total % samples == 0:
+    if total <= wanted / 2 or total < wanted and total % samples == 0:
         raise Wrong(f"{when}: the ranks draw {total} samples together; {number} epochs "
                     f"of {samples} are {wanted}", "`epochs` says how often all samples are drawn.",
                     code="wrong_count")
