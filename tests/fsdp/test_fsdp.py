@@ -44,11 +44,16 @@ WRONG = {
     "moments not saved": (changed((', "optimizer": moments, "epochs": epochs}',
                                    ', "epochs": epochs}'),
                                   (', "optimizer": moments, "epochs": 0}',
-                                   ', "epochs": 0}')), "not_loaded moments|wrong_rate"),
+                                   ', "epochs": 0}')), "not_loaded|wrong_rate"),
     "moments not loaded": (
         changed((SET, "    module.load_state_dict(weights)\n"),
                 ('"optimizer": moments, "epochs": 0}', '"epochs": 0}')),
-        "not_loaded moments|wrong_rate"),
+        "wrong_rate"),
+    "only the rate is restored": (
+        changed((SET, "    module.load_state_dict(weights)\n"
+                      "    optimizer.param_groups[0]['lr'] = 1e-3\n"),
+                ('"optimizer": moments, "epochs": 0}', '"epochs": 0}')),
+        "not_loaded moments"),
     # The dictionaries share the shards' memory, which dcp.load fills; but the rate is a number.
     "loaded in place": (changed((SET, "")), "wrong_rate set_state_dict"),
     "epochs of the folder's name": (changed(
