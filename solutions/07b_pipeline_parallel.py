@@ -925,9 +925,17 @@ lab.show_three_dimensions(parallelize)
 # %% [markdown]
 # **Notice:** the pipeline sends the fewest bytes, FSDP the most.
 #
-# The pipeline sends a hidden state and its gradient for each micro-batch. FSDP gathers every layer again
-# for each of the 4 micro-batches. So in a pipeline FSDP keeps gathered parameters until the
-# step ends (torch's own stages call `set_reshard_after_backward(False)`; `reshard_after_forward=False` is needed too), or ZeRO-1 replaces FSDP.
+# The pipeline sends a hidden state and its gradient for each micro-batch. FSDP gathers every layer
+# in each forward and each backward of the 4 micro-batches. Tensor parallelism has 7 all-reduces for
+# each layer and micro-batch, not 4: the gradients of the inputs of q, k, v, gate and up are reduced
+# one by one.
+
+# %% [markdown]
+# A pipeline can gather once a step. With `fully_shard(..., reshard_after_forward=False)` and
+# `set_reshard_after_backward(False)` the parameters stay gathered. But `optimizer.step()` updates only
+# the shards, so the gathered copies are then *stale*: the training loop must call `reshard()` on each
+# unit after the last backward. torch's `PipelineStage` does this itself. Or use ZeRO-1: its ranks have
+# all parameters of their stage.
 
 # %% [markdown]
 # ## Memory of one rank

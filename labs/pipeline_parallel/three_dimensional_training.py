@@ -186,7 +186,8 @@ def _judge_plan(module):
         if ends_block and along["tensor"] == 0:
             raise Wrong(f"rank {rank}: {name} is column-parallel, so it needs its full input, of "
                         "which each tensor-parallel rank has a part",
-                        "Which two modules end a block? They take such a part.",
+                        "Which is the last matrix of attention, and which of the MLP? They take "
+                        "such a part.",
                         code="part_of_input")
         if not ends_block and along["tensor"] == 1:
             raise Wrong(f"rank {rank}: {name} is row-parallel, so it takes a part of its input, "
