@@ -175,8 +175,8 @@ def show_plan_costs(job: Job, plans: Iterable[Plan]) -> Table:
         rows.append((str(plan), f"{parts.total:.2f}", f"{parts.all_reduce:.2f}",
                      f"{parts.bubble:.2f}", f"{_held(job, plan) / GB:.1f}",
                      "yes" if fits(job, plan) else "no"))
-    return Table(f"{job}", ("plan", "s of a step", "all-reduce, s", "bubble, s",
-                            "GB of the largest rank", "fits"), rows)
+    return Table(f"{job}", ("plan", "s of a step", "exposed all-reduce, s",
+                            "bubble, s", "GB of the largest rank", "fits"), rows)
 
 
 @shows("7.25")

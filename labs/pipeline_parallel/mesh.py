@@ -102,8 +102,8 @@ def _judge_group(group, rank, dimension, mesh):
                     "The ranks of a group differ in the place of its dimension alone.",
                     code="other_dimension")
     raise Wrong(f"{where} is {_short(got)}, but it should be {_short(want)}",
-                "All places but one stay as they are; from places to a rank is the way back of "
-                "coordinates.", code="wrong_group")
+                "All coordinates but one stay as they are. To get a rank from coordinates, invert "
+                "`coordinates`.", code="wrong_group")
 
 
 def _whole_numbers(returned, where, what) -> tuple[int, ...]:

@@ -30,8 +30,9 @@ def _cause(schedule: Schedule, best: Schedule) -> Wrong | None:
         missing = [action.micro_batch for action in actions if action.kind == "B"
                    and not schedule.is_split(rank, action.micro_batch)]
         if missing:
-            return Wrong(f"rank {rank} has no W({missing[0]}), so its B({missing[0]}) computes both "
-                         "gradients", "Each B has a W on the same rank.", code="backward_not_split")
+            return Wrong(f"rank {rank} has no W({missing[0]}), so its B({missing[0]}) computes "
+                         "both gradients", "Each B has a W on the same rank.",
+                         code="backward_not_split")
     idle = _idle(schedule, best)
     if not idle:
         return None

@@ -92,7 +92,12 @@ def gathered_until_the_step(stage, mesh):
     """One gather a step: the copies are freed before each update."""
     gathered_for_ever(stage, mesh)
     units = [module for module in stage.modules() if isinstance(module, FSDPModule)]
-    register_optimizer_step_pre_hook(lambda *_: [unit.reshard() for unit in units])
+
+    def reshard(*_):
+        for unit in units:
+            unit.reshard()
+
+    register_optimizer_step_pre_hook(reshard)
     return stage
 
 
