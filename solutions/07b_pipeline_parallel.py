@@ -575,8 +575,9 @@ lab.show_training(run_actions, one_f_one_b, ranks=4, micro_batches=6)
 #
 # The simulation predicted when each action runs. Is that so on ranks? The next cell runs your 1F1B on
 # four ranks and measures every F and B. It then simulates the schedule with the measured times, and draws
-# both. On a CPU each action sleeps until it has lasted 30 ms (an unsplit backward 60), because two cores
-# cannot compute for four ranks at once.
+# both. On a CPU each action sleeps until it has lasted 60 ms (an unsplit backward 120), because two cores
+# cannot compute for four ranks at once. On a busy machine some actions last longer, in both timelines.
+# If a cell says that a step was unusual, run it again.
 
 # %%
 lab.show_measured(one_f_one_b, ranks=4, micro_batches=6)
@@ -585,17 +586,18 @@ lab.show_measured(one_f_one_b, ranks=4, micro_batches=6)
 # **Notice:** both timelines have nearly the same bubble; rank 0 has four micro-batches in flight, the last rank
 # one.
 #
-# The shortest of three measured steps is drawn. Messages make its bubble slightly larger
-# than the formula's. Bytes are measured, too: what autograd saves in a forward is freed by the
-# backward. The last rank's micro-batch is larger, because it includes logits and loss.
+# The shortest of three measured steps is drawn. Its bubble is larger than the formula's, because
+# messages take time and actions do not all last equally long. Bytes are measured, too: what autograd
+# saves in a forward is freed by the backward. The last rank's micro-batch is larger, because it includes logits and loss.
 
 # %%
 lab.show_measured(zb_h1, ranks=4, micro_batches=6)
 
 # %% [markdown]
-# W fills a part of 1F1B's idle time. B frees nothing, because W still needs what the forward saved. So
-# activations are in flight until W, and each rank has as many micro-batches in flight as the first rank
-# has in 1F1B.
+# W fills a part of 1F1B's idle time. By the formulas the step takes 21 slots instead of 27, so 22 % less;
+# a busy machine loses a part of the gain. B frees almost nothing, because W still needs what the forward
+# saved. So activations are in flight until W, and each rank has as many micro-batches in flight as the
+# first rank has in 1F1B.
 
 # %% [markdown]
 # ## Load balance of stages
@@ -1028,7 +1030,8 @@ lab.show_plan_costs(job, [lab.Plan(data=384 // stages, pipeline=stages, tensor=8
                           for stages in (1, 2, 4, 6, 12, 24)])
 
 # %% [markdown]
-# Two stages would be enough for memory. More stages make the step shorter, because a rank all-reduces
+# The third column is the time of data-parallel communication that computation does not hide. Two
+# stages would be enough for memory. More stages make the step shorter, because a rank all-reduces
 # only the gradients of its own stage. Beyond 12 stages the gain is small, and the bubble grows.
 
 # %% [markdown]
@@ -1138,20 +1141,24 @@ lab.show_llama_3_seconds()
 
 # %% [markdown]
 # At 131,072 tokens, 6N alone would leave less time than matrix products and attention need without any
-# communication. So the TFLOP/s count attention: all of it, as PaLM's formula does, and the published
-# step takes 6.74 s, not the 6.22 s of 6N; or the half that a causal kernel computes. This test
-# excludes neither.
+# communication. So the TFLOP/s count attention. PaLM's formula counts all of it; then the published
+# step of 8,192 tokens takes 6.74 s. A causal kernel computes half of it; then the step takes 6.48 s.
+# This test excludes neither, so the next table has both.
 
 # %%
 lab.show_published_plans(choose_plan)
 
 # %% [markdown]
 # **Notice:** for 16,384 GPUs and 8,192 tokens your search finds the plan that Meta ran, and its step
-# is predicted within 5 %.
+# is predicted within 5 % under both assumptions.
 
 # %% [markdown]
-# At 131,072 tokens the prediction is 16 % too fast. The model does not know the load imbalance that
-# document masks cause; it does not know either that masks leave work out. For 8,192 GPUs the published plan is 1.5 GB too large for our model; Meta
+# At 131,072 tokens the prediction is 16 % too fast if all of attention is counted, and 18 % too slow
+# if half of it is. So not even the sign of the error is known. Document masks act in both directions:
+# they cause load imbalance, and they save work. The model knows neither.
+
+# %% [markdown]
+# For 8,192 GPUs the published plan is 1.5 GB too large for our model; Meta
 # freed tensors early. What makes the plan fast? The cell changes one setting at a time.
 
 # %%
