@@ -157,8 +157,11 @@ lab.show_activations(peak_in_flight, gpipe, ranks=8, activation_gb=activations /
 
 # %% [markdown]
 # The 64 micro-batches that make the bubble small take 82 GB, and model states are not yet counted. (An
-# A100 of 80 GB has 85.1 GB, of which CUDA and NCCL take about 2.5.) But the last rank could run the
-# backward of micro-batch 0 at once, and then the rank before it could, and so on. In **1F1B** (one forward, one
+# A100 of 80 GB has 85.1 GB, of which CUDA and NCCL take about 2.5.)
+
+# %% [markdown]
+# But the last rank could run the backward of micro-batch 0 at once, and then the rank before it could,
+# and so on. In **1F1B** (one forward, one
 # backward) a rank alternates forward and backward as soon as its first gradient has arrived.
 #
 # Guess: how many micro-batches does rank 0 have in flight at its peak, with 4 ranks and 8
@@ -461,14 +464,14 @@ lab.diagnose(exchange, ranks=2, device="cpu")
 # when it receives. In a legal schedule the waits form no cycle, so there is no deadlock.
 
 # %% [markdown]
-# On a rank, an action is an `Action(kind, micro_batch, stage)`. You write what the rank does with it.
+# On a rank, an action is an `Action(kind, micro_batch, stage)`. You write what it does.
 # `links` has three methods:
 #
 # | call | what it does |
 # |:--|:--|
 # | `links.receive(action)` | F: the output of the stage before. B: the gradient of this stage's output. None if there is none |
-# | `links.send(action, tensor)` | F: to the next stage. B: to the stage before. An error for the F of the last stage and the B of the first: there is no receiver |
-# | `links.is_last(action)` | whether the stage is the last, which computes the loss. The first is stage 0 |
+# | `links.send(action, tensor)` | F: to the next stage. B: to the stage before. An error if there is no such stage |
+# | `links.is_last(action)` | whether the stage is the last, which computes the loss. The first is 0 |
 
 # %% [markdown]
 # A stage is a module. The cell prints the second of two stages of a small Llama: it has no embedding, but
@@ -505,9 +508,9 @@ labs.guess("7.18", "mean loss of 10 targets at 4 and 90 at 2", my_guess)
 # b·s·h numbers*
 #
 # `stages[number]` are this rank's stages. `micro_batches[i]` has `"input_ids"` and `"targets"`, already
-# shifted. For `nn.functional.cross_entropy`, flatten the logits to two dimensions and the targets to
-# one; it ignores targets of -100. `run_forward` returns the stage's input and its output. On the last
-# stage the output is the sum of the losses, divided by `n_targets`, the number in all micro-batches.
+# shifted. `nn.functional.cross_entropy` ignores targets of -100; flatten logits to two dimensions,
+# targets to one. `run_forward` returns the stage's input and output: on the last stage the sum of the
+# losses, divided by `n_targets`, the number in all micro-batches.
 
 # %%
 # Exercise 7.18: receive, compute, send
@@ -576,8 +579,11 @@ lab.show_training(run_actions, one_f_one_b, ranks=4, micro_batches=6)
 # The simulation predicted when each action runs. Is that so on ranks? The next cell runs your 1F1B on
 # four ranks and measures every F and B. It then simulates the schedule with the measured times, and draws
 # both. On a CPU each action sleeps until it has lasted 60 ms (an unsplit backward 120), because two cores
-# cannot compute for four ranks at once. On a busy machine some actions last longer, in both timelines.
-# If a cell says that a step was unusual, run it again.
+# cannot compute for four ranks at once.
+
+# %% [markdown]
+# On a busy machine some actions last longer, in both timelines. Then both bubbles are larger. If the
+# cell says that a step was unusual, run it again.
 
 # %%
 lab.show_measured(one_f_one_b, ranks=4, micro_batches=6)
@@ -675,6 +681,8 @@ lab.show_split(split_layers, costs, ranks=8)
 #
 # Layers are not split, so 5 is the optimum; the lighter stages wait. Several splits reach it. Ours
 # gives rank 0 the embedding alone, which computes almost nothing; 4, 5, 5, 5, 4, 4, 4, 3 is as fast.
+
+# %% [markdown]
 # *[Llama 3](https://arxiv.org/abs/2407.21783)* had one layer fewer on the first and on the last stage
 # (section 3.3.2). The first stage also has the most micro-batches in flight.
 
@@ -837,7 +845,7 @@ labs.guess("7.21", "nodes of the pipeline group of rank 0", my_guess)
 # by their coordinate. Dimensions count from 0.
 
 # %%
-# Exercise 7.21: places and groups
+# Exercise 7.21: coordinates and groups
 def coordinates(rank, sizes):
     ### BEGIN SOLUTION
     places = []
@@ -899,7 +907,7 @@ labs.guess("7.23", "percent of the parameters on a rank", my_guess)
 # Then apply both functions in the right order, and return the stage.
 
 # %%
-# Exercise 7.23: a stage, cut in two more dimensions
+# Exercise 7.23: a stage, sharded in two more dimensions
 def parallelize(stage, mesh):
     ### BEGIN SOLUTION
     into = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
@@ -953,6 +961,9 @@ lab.show_three_dimensions(parallelize)
 # state. ZeRO-1 divides the optimizer state by the number of data-parallel ranks. A
 # rank also needs memory for activations. Stage 0 has p micro-batches in flight, and the embedding. The
 # last stage has one in flight, and the head.
+
+# %% [markdown]
+# A plan's `recompute` says what backward computes again: "selective" is attention alone (notebook 06).
 
 # %% [markdown]
 # | | is |

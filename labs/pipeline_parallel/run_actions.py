@@ -317,7 +317,7 @@ def draw_measured(step: MeasuredStep, name: str, bubble: float | None = None) ->
            for rank, (peak, predicted) in enumerate(zip(peaks, expected, strict=True)))])
 
 
-@shows("Several runtimes")
+@shows("The comparison of runtimes")
 def show_runtimes(*functions: Callable, micro_batches: int = 4) -> Table:
     """Trains the same small Llama on 2 ranks by what these functions return, in our runner and in
     torch's runtime, and by torch's own schedules."""
