@@ -314,8 +314,8 @@ for_stage_before.shape, layer.weight.grad.shape
 # %% [markdown]
 # A **split backward** has two actions of one slot each: `B(i)` computes only the gradient of the input,
 # and later `W(i)` that of the weights. (Without a W, `B(i)` computes both, as before.) In 1F1B
-# W can fill idle slots: those between the last backwards of a rank, and those at its end. The cost: activations stay in
-# memory until W.
+# W can fill idle slots: those between the last backwards of a rank, and those at its end. The cost:
+# activations stay in memory until W.
 #
 # Guess the bubble in percent of a good split schedule that needs no more memory than 1F1B's rank 0.
 
@@ -460,8 +460,8 @@ lab.diagnose(exchange, ranks=2, device="cpu")
 # %% [markdown]
 # So a pipeline's sends must not block. NCCL also ignores tags: the k-th receive between two ranks gets
 # the k-th send. The lab's links therefore use `dist.isend`, and keep each sent tensor until it has
-# arrived. Outputs and gradients have separate process groups. A rank waits only
-# when it receives. In a legal schedule the waits form no cycle, so there is no deadlock.
+# arrived. Outputs and gradients have separate process groups. A rank waits only when it receives. In a
+# legal schedule the waits form no cycle, so there is no deadlock.
 
 # %% [markdown]
 # On a rank, an action is an `Action(kind, micro_batch, stage)`. You write what it does.
@@ -594,7 +594,8 @@ lab.show_measured(one_f_one_b, ranks=4, micro_batches=6)
 #
 # The shortest of three measured steps is drawn. Its bubble is larger than the formula's, because
 # messages take time and actions do not all last equally long. Bytes are measured, too: what autograd
-# saves in a forward is freed by the backward. The last rank's micro-batch is larger, because it includes logits and loss.
+# saves in a forward is freed by the backward. The last rank's micro-batch is larger, because it
+# includes logits and loss.
 
 # %%
 lab.show_measured(zb_h1, ranks=4, micro_batches=6)
@@ -951,8 +952,8 @@ lab.show_three_dimensions(parallelize)
 # A pipeline can gather once a step. With `fully_shard(..., reshard_after_forward=False)` and
 # `set_reshard_after_backward(False)` the parameters stay gathered. But `optimizer.step()` updates only
 # the shards, so the gathered copies are then *stale*: the training loop must call `reshard()` on each
-# unit after the last backward. torch's `PipelineStage` does this itself. Or use ZeRO-1: its ranks have
-# all parameters of their stage.
+# unit after the last backward. With torch's `PipelineStage`, only `reshard_after_forward=False` is
+# needed: the rest it does itself. Or use ZeRO-1: its ranks have all parameters of their stage.
 
 # %% [markdown]
 # ## Memory of one rank
@@ -1133,8 +1134,8 @@ lab.check_choose_plan(choose_plan)
 lab.show_plans(choose_plan)
 
 # %% [markdown]
-# **Notice:** each number is the result of a call of your function, with other settings. In each row, a dimension is
-# worth having where it makes the number smaller.
+# **Notice:** each number is the result of a call of your function, with other settings. In each row, a
+# dimension is worth having where it makes the number smaller.
 #
 # A small model on one node needs DDP only. No GPU has the memory for 70B, so plain DDP has no number.
 # 175B on 3,072 GPUs cannot be data parallel only, because its batch has 1,536 sequences. The last column
@@ -1169,8 +1170,8 @@ lab.show_published_plans(choose_plan)
 # they cause load imbalance, and they save work. The model knows neither.
 
 # %% [markdown]
-# For 8,192 GPUs the published plan is 1.5 GB too large for our model; Meta
-# freed tensors early. What makes the plan fast? The cell changes one setting at a time.
+# For 8,192 GPUs the published plan is 1.5 GB too large for our model; Meta freed tensors early. What
+# makes the plan fast? The cell changes one setting at a time.
 
 # %%
 published = lab.Plan(data=128, tensor=8, pipeline=16, sharding="FSDP", recompute="none", chunks=8)
@@ -1182,16 +1183,16 @@ lab.show_plan_costs(lab.JOBS["Llama-3-405B"],
 # %% [markdown]
 # With one chunk on each rank the step takes more than 1.5 times as long, because there are only 16
 # micro-batches for 16 pipeline ranks. And the unsharded gradients of all layers of a rank do not fit.
-# ZB-H1 is faster, but has p micro-batches in flight on every stage. ZeRO-1 does not shard the gradients. Full recomputation fits
-# easily, but computes a third more. Eight chunks solve both problems.
+# ZB-H1 is faster, but has p micro-batches in flight on every stage. ZeRO-1 does not shard the gradients.
+# Full recomputation fits easily, but computes a third more. Eight chunks solve both problems.
 
 # %% [markdown]
 # ## A script of your own
 #
 # `pipeline.py` trains a transformer on 2 ranks or more, up to the number of micro-batches. It uses
-# what "The same in torch" shows: `PipelineStage(module, stage_index, num_stages, device)`, `Schedule1F1B(stage, n_microbatches,
-# loss_fn=...)` and `schedule.step`. A stage in the middle calls `step()` without arguments. Each module
-# takes what the stage before it returns.
+# what "The same in torch" shows: `PipelineStage(module, stage_index, num_stages, device)`,
+# `Schedule1F1B(stage, n_microbatches, loss_fn=...)` and `schedule.step`. A stage in the middle calls
+# `step()` without arguments. Each module takes what the stage before it returns.
 
 # %% [markdown]
 # ### Exercise 7.27 · `pipeline.py`
