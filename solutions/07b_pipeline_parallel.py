@@ -22,7 +22,7 @@
 # %% [markdown]
 # ## You will be able to
 #
-# After the first sitting (7.14–7.17, 100 minutes):
+# After the first sitting (7.14–7.17, 95 minutes):
 #
 # - write the schedules GPipe, 1F1B, interleaved 1F1B and ZB-H1;
 # - compute the bubble and the peak of activations of each schedule;
@@ -74,6 +74,7 @@ lab.show_schedule([[F(0), F(1), B(0), B(1)], [F(0), B(0), F(1), B(1)]], micro_ba
 # %% [markdown]
 # A forward takes one *slot*. A backward takes two, because it computes two matrix products for each one
 # of the forward. The grey time is the **bubble**: there a rank computes nothing.
+# (The next section explains the bars on the right.)
 #
 # Some orders deadlock. The next cell swaps the two lists, and the lab names the first action that
 # can never run.
@@ -155,8 +156,12 @@ activations = layers // 8 * 34 * s * h / 8  # 34·s·b·h bytes a layer (noteboo
 lab.show_activations(peak_in_flight, gpipe, ranks=8, activation_gb=activations / 1e9)
 
 # %% [markdown]
-# The 64 micro-batches that make the bubble small do not fit. But the last rank could run the backward of
-# micro-batch 0 at once, and then the rank before it could, and so on. In **1F1B** (one forward, one
+# The 64 micro-batches that make the bubble small take 82 GB, and model states are not yet counted. (An
+# A100 of 80 GB has 85.1 GB, of which CUDA and NCCL take about 2.5.)
+
+# %% [markdown]
+# But the last rank could run the backward of micro-batch 0 at once, and then the rank before it could,
+# and so on. In **1F1B** (one forward, one
 # backward) a rank alternates forward and backward as soon as its first gradient has arrived.
 #
 # Guess: how many micro-batches does rank 0 have in flight at its peak, with 4 ranks and 8
@@ -226,7 +231,7 @@ lab.show_activations(peak_in_flight, gpipe, one_f_one_b, ranks=8, activation_gb=
 #
 # A larger m needs a larger batch, which has a limit (notebook 06). Interleaving shrinks the
 # bubble without that: split the model into v·p stages and give each rank v of them, its
-# **chunks** (*virtual stages*). Stage s is on rank s mod p, so a micro-batch visits every
+# **chunks** (*virtual stages*). Stage k is on rank k mod p, so a micro-batch visits every
 # rank v times. `F(i, chunk=1)` is a forward of the second chunk; it takes 1/v slot.
 #
 # Guess the bubble in percent for 2 chunks, 4 ranks, 8 micro-batches.
@@ -287,7 +292,7 @@ lab.show_schedules(one_f_one_b, interleaved, ranks=4, micro_batches=8, chunks=2)
 # %% [markdown]
 # **Notice:** the idle time is halved.
 #
-# It has two costs. A micro-batch crosses 2p − 1 stage boundaries instead of p − 1, so about v
+# It has two costs. A micro-batch crosses vp − 1 stage boundaries instead of p − 1, so about v
 # times as many bytes are sent. And more activations are in flight: on the last rank those of 2.5
 # micro-batches instead of 1. (The tick "formula" marks the peak of Megatron-LM's order.)
 
@@ -308,9 +313,9 @@ for_stage_before.shape, layer.weight.grad.shape
 
 # %% [markdown]
 # A **split backward** has two actions of one slot each: `B(i)` computes only the gradient of the input,
-# and later `W(i)` that of the weights. (Without a W, `B(i)` computes both, as before.) In 1F1B every
-# rank except the first has idle slots at the end, which W can fill. The cost: activations stay in
-# memory until W.
+# and later `W(i)` that of the weights. (Without a W, `B(i)` computes both, as before.) In 1F1B
+# W can fill idle slots: those between the last backwards of a rank, and those at its end. The cost:
+# activations stay in memory until W.
 #
 # Guess the bubble in percent of a good split schedule that needs no more memory than 1F1B's rank 0.
 
@@ -423,9 +428,9 @@ lab.show_published_bubbles("6.2B")
 # %% [markdown]
 # ## Point-to-point communication between stages
 #
-# So far a schedule was data. Now ranks execute it. Why is a pipeline needed at all? The cell computes
-# the bytes that training Llama-3-8B takes on one GPU, the bytes of a quarter of its layers, and the
-# bytes that one sequence sends between two stages.
+# So far a schedule was data. Now ranks execute it. Unlike FSDP, they send activations, not parameters.
+# The cell computes the bytes of the model states of Llama-3-8B (16 for each parameter, as in notebook
+# 01), those of a quarter of its layers, and the bytes that one sequence sends between two stages.
 
 # %%
 parameters, hidden, sequence = 8.03e9, 4096, 8192
@@ -455,23 +460,24 @@ lab.diagnose(exchange, ranks=2, device="cpu")
 # %% [markdown]
 # So a pipeline's sends must not block. NCCL also ignores tags: the k-th receive between two ranks gets
 # the k-th send. The lab's links therefore use `dist.isend`, and keep each sent tensor until it has
-# arrived. Each direction has its own process group, and so have outputs and gradients. A rank waits only
-# when it receives. In a legal schedule the waits form no cycle, so there is no deadlock.
+# arrived. Outputs and gradients have separate process groups. A rank waits only when it receives. In a
+# legal schedule the waits form no cycle, so there is no deadlock.
 
 # %% [markdown]
-# On a rank, an action is an `Action(kind, micro_batch, stage)`. You write what the rank does with it.
+# On a rank, an action is an `Action(kind, micro_batch, stage)`. You write what it does.
 # `links` has three methods:
 #
 # | call | what it does |
 # |:--|:--|
 # | `links.receive(action)` | F: the output of the stage before. B: the gradient of this stage's output. None if there is none |
-# | `links.send(action, tensor)` | F: to the next stage. B: to the stage before. The last stage sends no output, the first no gradient |
-# | `links.is_last(action)` | whether the stage is the last, which computes the loss |
+# | `links.send(action, tensor)` | F: to the next stage. B: to the stage before. An error if there is no such stage |
+# | `links.is_last(action)` | whether the stage is the last, which computes the loss. The first is 0 |
 
 # %% [markdown]
 # A stage is a module. The cell prints the second of two stages of a small Llama: it has no embedding, but
-# the last norm and the head. It takes hidden states and returns logits. (`F` is the kind of a forward
-# here, so do not import torch's functional as `F`.)
+# the last norm and the head. It takes hidden states and returns logits. `layers` has the number of
+# layers of each stage; stages count from 0. (`F` makes a forward action here, so do not import torch's
+# functional as `F`.)
 
 # %%
 lab.show_stage(layers=[1, 2], number=1)
@@ -502,20 +508,20 @@ labs.guess("7.18", "mean loss of 10 targets at 4 and 90 at 2", my_guess)
 # b·s·h numbers*
 #
 # `stages[number]` are this rank's stages. `micro_batches[i]` has `"input_ids"` and `"targets"`, already
-# shifted. `nn.functional.cross_entropy` takes logits of two dimensions, and ignores targets of
-# -100. `run_forward` returns the stage's input and its output. On the last stage the output is the sum of the losses,
-# divided by `targets`, the number in all micro-batches.
+# shifted. `nn.functional.cross_entropy` ignores targets of -100; flatten logits to two dimensions,
+# targets to one. `run_forward` returns the stage's input and output: on the last stage the sum of the
+# losses, divided by `n_targets`, the number in all micro-batches.
 
 # %%
 # Exercise 7.18: receive, compute, send
-def run_forward(action, stages, batch, targets, links):
+def run_forward(action, stages, batch, n_targets, links):
     ### BEGIN SOLUTION
     received = links.receive(action)
     given = batch["input_ids"] if received is None else received.requires_grad_()
     output = stages[action.stage](given)
     if links.is_last(action):
         logits, wanted = output.flatten(0, 1), batch["targets"].flatten()
-        return given, nn.functional.cross_entropy(logits, wanted, reduction="sum") / targets
+        return given, nn.functional.cross_entropy(logits, wanted, reduction="sum") / n_targets
     links.send(action, output)
     return given, output
     ### END SOLUTION
@@ -529,12 +535,12 @@ def run_forward(action, stages, batch, targets, links):
 # Exercise 7.18: all actions of a rank, in order
 def run_actions(actions, stages, micro_batches, links):
     kept, loss = {}, 0.0
-    targets = sum((batch["targets"] != -100).sum().item() for batch in micro_batches)
+    n_targets = sum((batch["targets"] != -100).sum().item() for batch in micro_batches)
     for action in actions:
         key, batch = (action.stage, action.micro_batch), micro_batches[action.micro_batch]
         ### BEGIN SOLUTION
         if action.kind == "F":
-            kept[key] = run_forward(action, stages, batch, targets, links)
+            kept[key] = run_forward(action, stages, batch, n_targets, links)
             loss += kept[key][1].item() if links.is_last(action) else 0.0
         else:
             given, output = kept.pop(key)
@@ -572,8 +578,12 @@ lab.show_training(run_actions, one_f_one_b, ranks=4, micro_batches=6)
 #
 # The simulation predicted when each action runs. Is that so on ranks? The next cell runs your 1F1B on
 # four ranks and measures every F and B. It then simulates the schedule with the measured times, and draws
-# both. On a CPU each action sleeps until it has lasted 30 ms (an unsplit backward 60), because two cores
+# both. On a CPU each action sleeps until it has lasted 60 ms (an unsplit backward 120), because two cores
 # cannot compute for four ranks at once.
+
+# %% [markdown]
+# On a busy machine some actions last longer, in both timelines. Then both bubbles are larger. If the
+# cell says that a step was unusual, run it again.
 
 # %%
 lab.show_measured(one_f_one_b, ranks=4, micro_batches=6)
@@ -582,17 +592,19 @@ lab.show_measured(one_f_one_b, ranks=4, micro_batches=6)
 # **Notice:** both timelines have nearly the same bubble; rank 0 has four micro-batches in flight, the last rank
 # one.
 #
-# The shortest of three measured steps is drawn. Messages make its bubble slightly larger
-# than the formula's. Bytes are measured, too: what autograd saves in a forward is freed by the
-# backward. The last rank's micro-batch is larger, because it includes logits and loss.
+# The shortest of three measured steps is drawn. Its bubble is larger than the formula's, because
+# messages take time and actions do not all last equally long. Bytes are measured, too: what autograd
+# saves in a forward is freed by the backward. The last rank's micro-batch is larger, because it
+# includes logits and loss.
 
 # %%
 lab.show_measured(zb_h1, ranks=4, micro_batches=6)
 
 # %% [markdown]
-# W fills a part of 1F1B's idle time. B frees nothing, because W still needs what the forward saved. So
-# activations are in flight until W, and each rank has as many micro-batches in flight as the first rank
-# has in 1F1B.
+# W fills a part of 1F1B's idle time. By the formulas the step takes 21 slots instead of 27, so 22 % less;
+# a busy machine loses a part of the gain. B frees almost nothing, because W still needs what the forward
+# saved. So activations are in flight until W, and each rank has as many micro-batches in flight as the
+# first rank has in 1F1B.
 
 # %% [markdown]
 # ## Load balance of stages
@@ -668,7 +680,10 @@ lab.show_split(split_layers, costs, ranks=8)
 # **Notice:** with equally many parts on each rank, the last stage is the slowest, because the head costs
 # as much as 2.4 layers.
 #
-# Layers are not split, so 5 is the optimum; the lighter stages wait.
+# Layers are not split, so 5 is the optimum; the lighter stages wait. Several splits reach it. Ours
+# gives rank 0 the embedding alone, which computes almost nothing; 4, 5, 5, 5, 4, 4, 4, 3 is as fast.
+
+# %% [markdown]
 # *[Llama 3](https://arxiv.org/abs/2407.21783)* had one layer fewer on the first and on the last stage
 # (section 3.3.2). The first stage also has the most micro-batches in flight.
 
@@ -707,9 +722,10 @@ def pipelined(steps):
 labs.launch(pipelined, 3, ranks=2)
 
 # %% [markdown]
-# torch's runtime also reads a schedule like yours, as text with cells such as `0F0,1I2,1W2`, and inserts
-# the sends and receives itself. That is private (`_load_csv`), so if a version of torch lacks it, the
-# lab's own runner executes your list. The table trains a small Llama by seven schedules.
+# torch's runtime also reads a schedule like yours, as text with cells such as `0F0,1I2,1W2`: the stage,
+# the action, the micro-batch. `I` computes the gradient of the input, like B of a split backward. The
+# runtime inserts sends and receives itself. It is private (`_load_csv`), so if a version of torch lacks
+# it, the lab's own runner executes your list. The table compares the runs of a small Llama.
 
 # %%
 lab.show_runtimes(one_f_one_b, zb_h1)
@@ -799,6 +815,7 @@ lab.check_clip_across_stages(clip_across_stages)
 
 # %%
 job = lab.JOBS["GPT-175B"]
+# 18 bytes for each parameter: see "Memory of one rank".
 states = 18 * (96 * job.layer_parameters + job.embedding_parameters)
 print(f"{job}: {states / 1e12:.2f} TB of states, {states / 96 / 1e9:.1f} GB on each of 96 GPUs")
 
@@ -829,7 +846,7 @@ labs.guess("7.21", "nodes of the pipeline group of rank 0", my_guess)
 # by their coordinate. Dimensions count from 0.
 
 # %%
-# Exercise 7.21: places and groups
+# Exercise 7.21: coordinates and groups
 def coordinates(rank, sizes):
     ### BEGIN SOLUTION
     places = []
@@ -891,7 +908,7 @@ labs.guess("7.23", "percent of the parameters on a rank", my_guess)
 # Then apply both functions in the right order, and return the stage.
 
 # %%
-# Exercise 7.23: a stage, cut in two more dimensions
+# Exercise 7.23: a stage, sharded in two more dimensions
 def parallelize(stage, mesh):
     ### BEGIN SOLUTION
     into = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
@@ -912,7 +929,8 @@ lab.check_three_dimensions(parallelize)
 # <details><summary>Hint</summary>
 #
 # A column-parallel layer gives each rank its own shard of the output. A row-parallel layer takes such
-# a shard as its input. Which of a layer's seven matrices come first, and which two end a block?
+# a shard as its input. Which of a layer's seven matrices come first? Which is the last of attention,
+# and which of the MLP?
 #
 # `fully_shard` gathers a unit just before it computes. So each layer is a unit of its own, and the rest
 # of the stage is one more. It shards the parameters that it finds, so tensor parallelism comes first.
@@ -925,9 +943,17 @@ lab.show_three_dimensions(parallelize)
 # %% [markdown]
 # **Notice:** the pipeline sends the fewest bytes, FSDP the most.
 #
-# The pipeline sends a hidden state and its gradient for each micro-batch. FSDP gathers every layer again
-# for each of the 4 micro-batches. So in a pipeline FSDP keeps gathered parameters until the
-# step ends (torch's own stages call `set_reshard_after_backward(False)`; `reshard_after_forward=False` is needed too), or ZeRO-1 replaces FSDP.
+# The pipeline sends a hidden state and its gradient for each micro-batch. FSDP gathers every layer
+# in each forward and each backward of the 4 micro-batches. Tensor parallelism has 7 all-reduces for
+# each layer and micro-batch, not 4: the gradients of the inputs of q, k, v, gate and up are reduced
+# one by one.
+
+# %% [markdown]
+# A pipeline can gather once a step. With `fully_shard(..., reshard_after_forward=False)` and
+# `set_reshard_after_backward(False)` the parameters stay gathered. But `optimizer.step()` updates only
+# the shards, so the gathered copies are then *stale*: the training loop must call `reshard()` on each
+# unit after the last backward. With torch's `PipelineStage`, only `reshard_after_forward=False` is
+# needed: the rest it does itself. Or use ZeRO-1: its ranks have all parameters of their stage.
 
 # %% [markdown]
 # ## Memory of one rank
@@ -936,6 +962,9 @@ lab.show_three_dimensions(parallelize)
 # state. ZeRO-1 divides the optimizer state by the number of data-parallel ranks. A
 # rank also needs memory for activations. Stage 0 has p micro-batches in flight, and the embedding. The
 # last stage has one in flight, and the head.
+
+# %% [markdown]
+# A plan's `recompute` says what backward computes again: "selective" is attention alone (notebook 06).
 
 # %% [markdown]
 # | | is |
@@ -989,8 +1018,8 @@ lab.check_rank_memory(rank_memory)
 # Begin with the parameters of the rank: which layers, which of the two large matrices, divided by what?
 # Three parts follow from that number. Which of them does ZeRO-1 divide, and by how many ranks?
 #
-# For activations, look at the timeline of 1F1B: when the first backward of stage s begins, how many
-# micro-batches has it sent on? Can there be more than the step has?
+# For activations, look at the timeline of 1F1B: when the first backward of a stage begins, how many
+# forwards has the stage run? Can there be more than the step has micro-batches?
 #
 # </details>
 
@@ -1013,7 +1042,8 @@ lab.show_plan_costs(job, [lab.Plan(data=384 // stages, pipeline=stages, tensor=8
                           for stages in (1, 2, 4, 6, 12, 24)])
 
 # %% [markdown]
-# Two stages would be enough for memory. More stages make the step shorter, because a rank all-reduces
+# The third column is the time of data-parallel communication that computation does not hide. Two
+# stages would be enough for memory. More stages make the step shorter, because a rank all-reduces
 # only the gradients of its own stage. Beyond 12 stages the gain is small, and the bubble grows.
 
 # %% [markdown]
@@ -1028,9 +1058,9 @@ lab.show_published_steps()
 
 # %% [markdown]
 # With the chunks of these runs all five errors are below 8 %, and all predictions are too
-# fast. With one chunk, MegaScale's three would be closer, but for a wrong reason: a bubble that is 6 times
-# too long replaces what the model does not know. An error says little about a model that describes
-# another schedule.
+# fast. With one chunk MegaScale's three errors would be smaller, but only because a bubble 6 times
+# too long hides what the model leaves out. Compare a model with a run only if both use the same
+# schedule.
 
 # %% [markdown]
 # The last two rows have the same batch: four times the GPUs are less than four times as fast. The batch size is fixed, so each
@@ -1083,7 +1113,7 @@ labs.guess("7.25", "GPUs of a replica of 405B parameters", my_guess)
 #
 # `choose_plan(job)` returns the plan with the shortest step among those that fit, or None if none fits. What
 # is each dimension worth? With settings, as in `choose_plan(job, tensor=1, sharding="FSDP")`, only plans
-# count whose attributes have these values.
+# with these attribute values are considered. `help(lab.Plan)` lists the attributes.
 
 # %%
 # Exercise 7.25: the final rule
@@ -1104,8 +1134,8 @@ lab.check_choose_plan(choose_plan)
 lab.show_plans(choose_plan)
 
 # %% [markdown]
-# **Notice:** each number is a call of your function, with other settings. In each row, a dimension is
-# worth having where it makes the number smaller.
+# **Notice:** each number is the result of a call of your function, with other settings. In each row, a
+# dimension is worth having where it makes the number smaller.
 #
 # A small model on one node needs DDP only. No GPU has the memory for 70B, so plain DDP has no number.
 # 175B on 3,072 GPUs cannot be data parallel only, because its batch has 1,536 sequences. The last column
@@ -1123,21 +1153,25 @@ lab.show_llama_3_seconds()
 
 # %% [markdown]
 # At 131,072 tokens, 6N alone would leave less time than matrix products and attention need without any
-# communication. So the TFLOP/s count attention: all of it, as PaLM's formula does, and the published
-# step takes 6.74 s, not the 6.22 s of 6N; or the half that a causal kernel computes. This test
-# excludes neither.
+# communication. So the TFLOP/s count attention. PaLM's formula counts all of it; then the published
+# step of 8,192 tokens takes 6.74 s. A causal kernel computes half of it; then the step takes 6.48 s.
+# This test excludes neither, so the next table has both.
 
 # %%
 lab.show_published_plans(choose_plan)
 
 # %% [markdown]
 # **Notice:** for 16,384 GPUs and 8,192 tokens your search finds the plan that Meta ran, and its step
-# is predicted within 5 %.
+# is predicted within 5 % under both assumptions.
 
 # %% [markdown]
-# At 131,072 tokens the prediction is 16 % too fast. The model does not know the load imbalance that
-# document masks cause; it does not know either that masks leave work out. For 8,192 GPUs the published plan is 1.5 GB too large for our model; Meta
-# freed tensors early. What makes the plan fast? The cell changes one setting at a time.
+# At 131,072 tokens the prediction is 16 % too fast if all of attention is counted, and 18 % too slow
+# if half of it is. So not even the sign of the error is known. Document masks act in both directions:
+# they cause load imbalance, and they save work. The model knows neither.
+
+# %% [markdown]
+# For 8,192 GPUs the published plan is 1.5 GB too large for our model; Meta freed tensors early. What
+# makes the plan fast? The cell changes one setting at a time.
 
 # %%
 published = lab.Plan(data=128, tensor=8, pipeline=16, sharding="FSDP", recompute="none", chunks=8)
@@ -1147,18 +1181,18 @@ lab.show_plan_costs(lab.JOBS["Llama-3-405B"],
                     [replace(published, **change) for change in changes])
 
 # %% [markdown]
-# With one chunk on each rank the step takes more than 1.5 times as long, because there are only 16 micro-batches
-# for 16 pipeline ranks. The unsharded gradients of all layers of a rank do not fit, either. ZB-H1 is shorter, but has
-# p micro-batches in flight on every stage. ZeRO-1 does not shard the gradients. Full recomputation fits
-# easily, but computes a third more. Eight chunks solve both problems.
+# With one chunk on each rank the step takes more than 1.5 times as long, because there are only 16
+# micro-batches for 16 pipeline ranks. And the unsharded gradients of all layers of a rank do not fit.
+# ZB-H1 is faster, but has p micro-batches in flight on every stage. ZeRO-1 does not shard the gradients.
+# Full recomputation fits easily, but computes a third more. Eight chunks solve both problems.
 
 # %% [markdown]
 # ## A script of your own
 #
-# `pipeline.py` trains a transformer on any number of ranks with what "The same in torch" shows:
-# `PipelineStage(module, stage_index, num_stages, device)`, `Schedule1F1B(stage, n_microbatches,
-# loss_fn=...)` and `schedule.step`. A stage in the middle calls `step()` without arguments. Each module
-# takes what the stage before it returns.
+# `pipeline.py` trains a transformer on 2 ranks or more, up to the number of micro-batches. It uses
+# what "The same in torch" shows: `PipelineStage(module, stage_index, num_stages, device)`,
+# `Schedule1F1B(stage, n_microbatches, loss_fn=...)` and `schedule.step`. A stage in the middle calls
+# `step()` without arguments. Each module takes what the stage before it returns.
 
 # %% [markdown]
 # ### Exercise 7.27 · `pipeline.py`

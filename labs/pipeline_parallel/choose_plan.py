@@ -7,7 +7,7 @@ from labs.checks.guesses import guessed
 from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.pictures import marks
 from labs.pictures.tables import Table
-from labs.pipeline_parallel.published_meshes import LLAMA_3_STEPS
+from labs.pipeline_parallel.published_meshes import LLAMA_3, LLAMA_3_STEPS, llama_3_seconds
 from labs.predictions import hardware
 from labs.predictions.hardware import overhead
 from labs.predictions.plans import search
@@ -15,6 +15,7 @@ from labs.predictions.plans.job import Job, Plan, impossible
 from labs.predictions.plans.known_jobs import JOBS
 from labs.predictions.plans.memory import fits, largest_rank
 from labs.predictions.plans.search import step_parts, step_seconds
+from labs.predictions.step_time.published_runs import error_percent
 
 SLOWER = 1.05  # a plan as good as the fastest: what the model of step time cannot tell apart
 GB = 1e9
@@ -172,34 +173,44 @@ def show_plan_costs(job: Job, plans: Iterable[Plan]) -> Table:
     rows = []
     for plan in plans:
         parts = step_parts(job, plan)
-        rows.append((str(plan), f"{parts.total:.2f}", f"{parts.all_reduce:.2f}",
+        # FSDP gathers and reduces in `sharding`, DDP and ZeRO-1 in `all_reduce`.
+        rows.append((str(plan), f"{parts.total:.2f}", f"{parts.all_reduce + parts.sharding:.2f}",
                      f"{parts.bubble:.2f}", f"{_held(job, plan) / GB:.1f}",
                      "yes" if fits(job, plan) else "no"))
-    return Table(f"{job}", ("plan", "s of a step", "all-reduce, s", "bubble, s",
-                            "GB of the largest rank", "fits"), rows)
+    return Table(f"{job}", ("plan", "s of a step", "exposed data-parallel, s",
+                            "bubble, s", "GB of the largest rank", "fits"), rows)
 
 
 @shows("7.25")
 def show_published_plans(choose_plan: Callable) -> Table:
-    """Returns a table of Llama 3's published steps: the seconds that follow from its TFLOP/s, those
-    that the model of step time predicts for the published plan, and the student's choice."""
+    """Returns a table of Llama 3's published steps: the seconds that the model of step time
+    predicts for the published plan, those that follow from its TFLOP/s if these count all or half
+    of attention, and the student's choice."""
     rows = []
-    for step in LLAMA_3_STEPS:
+    for row, step in zip(LLAMA_3, LLAMA_3_STEPS, strict=True):
         memory = sum(largest_rank(step.job, step.plan)[1].values()) / GB
         chosen = choose_plan(step.job)
         ours = "nothing fits" if chosen is None else (
             f"{_short(chosen)}: {step_seconds(step.job, chosen):.2f} s")
         rows.append((f"{step.job.gpus:,}, {step.job.sequence:,} tokens", _short(step.plan), ours,
-                     f"{step.seconds:.2f}", f"{step.predicted:.2f}", f"{step.error:+.1f} %",
+                     f"{step.predicted:.2f}", *(_published(row, step, share) for share in (1, 0.5)),
                      f"{memory:.1f}" + " (fits)" * fits(step.job, step.plan)))
     job = LLAMA_3_STEPS[0].job
     return Table("Llama 3 405B: the published plans and yours",
-                 ("GPUs", "published plan", "your plan", "published s", "predicted s", "error",
+                 ("GPUs", "published plan", "your plan", "predicted s",
+                  "published s (error), all of attention", "published s (error), half of attention",
                   "GB predicted"), rows, left=2,
-                 note="Published seconds: from TFLOP/s that count attention. 8 chunks follow from "
-                      "the report's section 3.3.2; none of these steps was fitted to. An "
+                 note="Published seconds: from the TFLOP/s, if they count all or half of "
+                      "attention. 8 chunks follow from the report's section 3.3.2; none of these "
+                      "steps was fitted to. An "
                       f"{job.gpu.name} has room for "
                       f"{(job.gpu.usable - overhead(job.gpus)) / GB:.1f} GB.")
+
+
+def _published(row, step, attention) -> str:
+    """The published seconds if the TFLOP/s count this share of attention, and the error then."""
+    seconds = llama_3_seconds(row, attention)
+    return f"{seconds:.2f} ({error_percent(step.predicted, seconds):+.1f} %)"
 
 
 def _short(plan) -> str:

@@ -18,7 +18,7 @@ def check_gpipe(gpipe: Callable, peak_in_flight: Callable):
     largest number of micro-batches whose forward has run and whose backward has not."""
     for name, actions in _lists():
         judge_number(peak_in_flight(list(actions)), max(_in_flight(actions)), _causes(actions),
-                     f"peak_in_flight, {name}", "micro-batches",
+                     f"peak_in_flight, {name}, in micro-batches", "",
                      "Count one more after each F and one less after each B.")
     targets = judge_targets(
         gpipe, GPIPE, SIZES,

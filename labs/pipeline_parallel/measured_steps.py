@@ -28,7 +28,7 @@ from labs.training.presets import preset
 from labs.workers import devices
 from labs.workers.launcher import launch
 
-PACE = 0.03  # seconds that F, B and W take at least on a CPU, where ranks share its cores
+PACE = 0.06  # seconds that F, B and W take at least on a CPU, where ranks share its cores
 STEPS = 3  # that are measured; the shortest is shown, which other programs disturbed least
 _LLAMA_3_VOCABULARY = 31  # times as wide as the hidden states: 128,256 / 4,096
 

@@ -22,7 +22,7 @@ TRIED = 40  # ranks of each mesh
 
 @check("7.21")
 def check_mesh(coordinates: Callable, group: Callable):
-    """coordinates(rank, sizes) -> a place for each size; group(rank, dimension, sizes) -> ranks."""
+    """coordinates(rank, sizes) -> one for each size; group(rank, dimension, sizes) -> ranks."""
     tried = 0
     for sizes in SIZES:
         mesh = Mesh(tuple(map(str, range(len(sizes)))), sizes)
@@ -46,12 +46,12 @@ def _ranks(mesh) -> list[int]:
 def _judge_coordinates(coordinates, rank, mesh):
     returned = coordinates(rank, mesh.sizes)
     where = f"coordinates({rank}, {mesh.sizes})"
-    got = _whole_numbers(returned, where, f"one place for each of {len(mesh.sizes)} dimensions")
+    got = _whole_numbers(returned, where, f"a coordinate for each of {len(mesh.sizes)} dimensions")
     want = mesh.coordinates(rank)
     if got == want:
         return
     if len(got) != len(want):
-        raise Wrong(f"{where} is {got}: {counted(len(got), 'place')} for "
+        raise Wrong(f"{where} is {got}: {counted(len(got), 'coordinate')} for "
                     f"{counted(len(want), 'dimension')}", code="wrong_count")
     # No two ranks may be in one place, and the last dimension is the one in which neighbours
     # differ: a mesh filled the other way round puts a tensor-parallel group on 8 nodes.
@@ -64,17 +64,18 @@ def _judge_coordinates(coordinates, rank, mesh):
         raise Wrong(f"{where} is {got}, but it should be {want}: the sizes are taken in the order "
                     "of the other end", code="other_end_first")
     if got == want[::-1]:
-        raise Wrong(f"{where} is {got}, but it should be {want}: the right places in the reversed "
-                    "order", "The first place belongs to the first size.", code="reversed_order")
+        raise Wrong(f"{where} is {got}, but it should be {want}: the right coordinates in "
+                    "the reversed order", "The first coordinate belongs to the first size.",
+                    code="reversed_order")
     if got == tuple(place + 1 for place in want):
-        raise Wrong(f"{where} is {got}, but it should be {want}: places count from 0",
+        raise Wrong(f"{where} is {got}, but it should be {want}: coordinates count from 0",
                     code="counts_from_one")
     if any(place >= size for place, size in zip(got, mesh.sizes, strict=True)):
-        raise Wrong(f"{where} is {got}: a place is a number from 0 to the size of its dimension, "
-                    "less 1", code="outside_the_mesh")
+        raise Wrong(f"{where} is {got}: a coordinate is a number from 0 to the size of its "
+                    "dimension, less 1", code="outside_the_mesh")
     raise Wrong(f"{where} is {got}, but it should be {want}",
                 "divmod(rank, last size) gives what is left for the other dimensions, and the last "
-                "place.", code="wrong_place")
+                "coordinate.", code="wrong_place")
 
 
 def _judge_group(group, rank, dimension, mesh):
@@ -86,24 +87,24 @@ def _judge_group(group, rank, dimension, mesh):
     # The invariant: the ranks that differ in this dimension alone, in the order of their places
     # there.
     if sorted(got) == want:
-        raise Wrong(f"{where} is {got}: the right ranks, but not in the order of their places, "
-                    f"{want}", "A collective gathers in the order of the group.",
+        raise Wrong(f"{where} is {got}: the right ranks, but not in the order of their "
+                    f"coordinates, {want}", "A collective gathers in the order of the group.",
                     code="wrong_order")
     if rank not in got:
         raise Wrong(f"{where} is {_short(got)}: rank {rank} itself is missing",
                     code="own_rank_missing")
     if len(got) != len(want):
         raise Wrong(f"{where} has {len(got)} ranks, but dimension {dimension} has "
-                    f"{mesh.sizes[dimension]} places", code="wrong_count")
+                    f"{mesh.sizes[dimension]} coordinates", code="wrong_count")
     other = next((each for each in range(len(mesh.sizes))
                   if each != dimension and got == mesh.group(rank, str(each))), None)
     if other is not None:
         raise Wrong(f"{where} is {_short(got)}, the group of dimension {other}",
-                    "The ranks of a group differ in the place of its dimension alone.",
+                    "The ranks of a group differ in the coordinate of its dimension alone.",
                     code="other_dimension")
     raise Wrong(f"{where} is {_short(got)}, but it should be {_short(want)}",
-                "All places but one stay as they are; from places to a rank is the way back of "
-                "coordinates.", code="wrong_group")
+                "All coordinates but one stay as they are. To get a rank from coordinates, invert "
+                "`coordinates`.", code="wrong_group")
 
 
 def _whole_numbers(returned, where, what) -> tuple[int, ...]:

@@ -68,7 +68,7 @@ def draw_micro_batches(number: int, seed: int) -> list[MicroBatch]:
 class OneProcess:
     """After `differentiate(micro_batches)`: loss, and gradients by name, those of earlier calls
     added until `update`. sums: by micro-batch, the gradients of its sum of losses; counts: its
-    targets that count; tokens: all targets of all micro-batches."""
+    targets that count; tokens_of_each: all its targets; tokens: those of all micro-batches."""
 
     def __init__(self, model: nn.Module, optimizer_class: type, **settings):
         self.model = move_to_rank(copy.deepcopy(model))
@@ -77,7 +77,8 @@ class OneProcess:
 
     def differentiate(self, micro_batches: Sequence[MicroBatch]) -> None:
         self.counts = [count_targets([batch]) for batch in micro_batches]
-        self.tokens = sum(batch["targets"].numel() for batch in micro_batches)
+        self.tokens_of_each = [batch["targets"].numel() for batch in micro_batches]
+        self.tokens = sum(self.tokens_of_each)
         self.sums, self.loss = [], 0.0
         for batch in micro_batches:
             # Apart by micro-batch: a check weighs these sums as a mistake would, without another

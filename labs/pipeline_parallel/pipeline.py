@@ -82,8 +82,9 @@ def _judge_stages(saved, when, initial):
     mine = [list(dict.fromkeys(name.split(".")[0] for name in each)) for each in saved]
     strangers = sorted({name for each in mine for name in each} - set(layers))
     if strangers:
-        raise Wrong(f"{when}: {listed(list(map(repr, strangers[:2])))} is no layer's name; the "
-                    f"layers are {listed(layers)}",
+        names = f"{listed(list(map(repr, strangers[:2])))} " + (
+            "are not the names of layers" if len(strangers) > 1 else "is not the name of a layer")
+        raise Wrong(f"{when}: {names}; the layers are {listed(layers)}",
                     "nn.Sequential(OrderedDict(...)) of pairs (name, layer).", code="wrong_keys")
     for layer in layers:
         who = [rank for rank, each in enumerate(mine) if layer in each]

@@ -37,6 +37,9 @@ STEPS = 5
 SGD = {"lr": 0.3, "momentum": 0.9}  # AdamW makes a difference of rounding as large as a gradient
 HINTS = {"which is None": "Received tensors have no history: call requires_grad_() on the input of "
          "a stage before its forward, so that backward leaves its gradient in .grad.",
+         "has sent the gradient": "Receive, compute and send in each action, in the order of the "
+         "list. If your B sends nothing because the input of its stage has no gradient: a received "
+         "tensor must require gradients before its forward.",
          "before": "Receive, compute and send in each action, in the order of the list.",
          "Mismatch in shape": "The gradient of one micro-batch meets the output of another: keep "
          "input and output by micro-batch and stage."}
@@ -195,7 +198,7 @@ def _judge_gradient(parameter, name, reference, who):
 
 def _mistake(gradient, name, reference) -> tuple[str, str, str]:
     """(code, what explains a gradient, hint)."""
-    # With as many targets in each micro-batch all of these but the second are the same number:
+    # With as many targets in each micro-batch several of these are the same number:
     # that is why the check's micro-batches differ.
     number, total = len(reference.counts), sum(reference.counts)
     means = [1 / count for count in reference.counts]
@@ -207,6 +210,10 @@ def _mistake(gradient, name, reference) -> tuple[str, str, str]:
         ("counts_ignored_targets", [1 / reference.tokens] * number,
          "that of the sum of the losses divided by the number of "
          "all targets, also of those that are -100", "Count the targets that are not -100."),
+        ("counts_own_targets", [1 / tokens for tokens in reference.tokens_of_each],
+         "that of the sum of the micro-batches' losses, each divided by its own number of targets, "
+         "also of those that are -100", "Divide each sum of losses by the number of targets in all "
+         "micro-batches, without those that are -100."),
         ("sum_not_mean", [1.0] * number, "that of the sum of the losses, not of the mean",
          "Divide by the number of targets in all micro-batches."),
         ("sum_of_means", means, "the sum of the micro-batches' means",
@@ -310,7 +317,7 @@ def draw_measured(step: MeasuredStep, name: str, bubble: float | None = None) ->
            for rank, (peak, predicted) in enumerate(zip(peaks, expected, strict=True)))])
 
 
-@shows("Several runtimes")
+@shows("The comparison of runtimes")
 def show_runtimes(*functions: Callable, micro_batches: int = 4) -> Table:
     """Trains the same small Llama on 2 ranks by what these functions return, in our runner and in
     torch's runtime, and by torch's own schedules."""

@@ -26,7 +26,7 @@ _GUESSES = {GPIPE: "7.14", ONE_F_ONE_B: "7.15", INTERLEAVED: "7.16", ZB_H1: "7.1
 KIND_OF = {"gpipe": GPIPE, "one_f_one_b": ONE_F_ONE_B, "interleaved": INTERLEAVED, "zb_h1": ZB_H1}
 
 
-@shows("The schedule")
+@shows("The picture of the schedule")
 def show_schedule(lists: list, micro_batches: int, chunks: int = 1) -> Picture:
     """Draws a list of actions for each rank, simulated with a forward of 1 slot and a backward of
     2; or says which action is illegal."""
@@ -34,7 +34,7 @@ def show_schedule(lists: list, micro_batches: int, chunks: int = 1) -> Picture:
     return timelines([DrawnSchedule("schedule", timeline)])
 
 
-@shows("The schedules")
+@shows("The picture of the schedules")
 def show_schedules(*functions: Callable, ranks: int, micro_batches: int, chunks: int = 2,
                    activation_gb: float | None = None) -> Picture:
     """Draws what the functions of 7.14 to 7.17 return, one below the other, beside their formulas.

@@ -37,9 +37,11 @@ def legal_schedule(returned, ranks: int, micro_batches: int, chunks: int = 1) ->
 
 
 def judge_targets(function: Callable, kind: Kind, sizes: Sequence[tuple], slots_hint: str,
-                  peak_hint: str) -> str:
+                  peak_hint: str, cause: Callable[[Schedule, Schedule], Wrong | None] | None = None,
+                  ) -> str:
     """Compares what `function(*size)` returns, for each size, with the slots and the peak of the
-    known schedule; returns the sentence on a right answer. Raises Wrong."""
+    known schedule; returns the sentence on a right answer. Raises Wrong. cause: of a schedule with
+    too many slots and the known one, what makes it longer; None where it finds nothing."""
     first = None
     for size in sizes:
         where = _where(*size)
@@ -48,7 +50,7 @@ def judge_targets(function: Callable, kind: Kind, sizes: Sequence[tuple], slots_
         except Wrong as error:
             raise error.said_of(where) from None
         timeline = simulate(schedule)  # a slot here is what a chunk's F takes, so that all is whole
-        _judge_slots(schedule, timeline, kind, size, where, slots_hint)
+        _judge_slots(schedule, timeline, kind, size, where, slots_hint, cause)
         _judge_peak(timeline, kind, size, where, peak_hint)
         first = first or (where, timeline)
     where, timeline = first
@@ -58,7 +60,7 @@ def judge_targets(function: Callable, kind: Kind, sizes: Sequence[tuple], slots_
             f"{_held(max(timeline.peaks()), chunks)} in flight on a rank")
 
 
-def _judge_slots(schedule, timeline: Timeline, kind, size, where, hint):
+def _judge_slots(schedule, timeline: Timeline, kind, size, where, hint, cause=None):
     """The step must not be longer than the known schedule's: catches ranks that wait for each
     other, the laziest of them one after the other."""
     ranks, micro_batches, chunks = (*size, 1)[:3]
@@ -68,8 +70,9 @@ def _judge_slots(schedule, timeline: Timeline, kind, size, where, hint):
         return
     idle = [timeline.makespan - _busy(spans) for spans in timeline.spans]
     worst = max(range(ranks), key=idle.__getitem__)
-    text = (f"{where}: the step takes {_slots(timeline.makespan, chunks)}, and "
-            f"{enough / chunks:g} are enough; rank {worst} is idle for {idle[worst] / chunks:g}")
+    length = (f"{where}: the step takes {_slots(timeline.makespan, chunks)}, and "
+              f"{enough / chunks:g} are enough")
+    text = f"{length}; rank {worst} is idle for {idle[worst] / chunks:g}"
     if ranks > 1 and sum(map(_busy, timeline.spans)) == timeline.makespan:
         raise Wrong(f"{text}, because only one rank ever computes at a time",
                     "While a later rank works on micro-batch 0, rank 0 can begin micro-batch 1.",
@@ -78,6 +81,8 @@ def _judge_slots(schedule, timeline: Timeline, kind, size, where, hint):
         raise Wrong(f"{text}; there is no W in any list, so each B computes both gradients",
                     "Write B(i) for the gradient of the input and, later, W(i) for that of the "
                     "weights.", code="backward_not_split")
+    if cause and (found := cause(schedule, kind.build(ranks, micro_batches, chunks))):
+        raise found.said_of(length)
     raise Wrong(text + _longest_wait(schedule, timeline.spans[worst], chunks), hint,
                 code="too_many_slots")
 

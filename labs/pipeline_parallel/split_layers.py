@@ -91,9 +91,10 @@ def _counts(returned, costs, ranks) -> list[int]:
 
 def _why(costs, counts, ranks) -> str:
     if counts in (_even(len(costs), ranks), _even(len(costs), ranks)[::-1]):
-        return "As many parts on each rank is not as much work: embedding and head cost otherwise."
+        return ("As many parts on each rank is not as much work: embedding and head do not cost "
+                "the same as a layer.")
     return ("Filling each stage up to the mean can leave too much for the last one. Try every "
-            "place of the first cut, and split the rest in the best way.")
+            "size of the first stage, and split the rest in the best way.")
 
 
 def _even(parts, ranks) -> list[int]:

@@ -139,11 +139,11 @@ def _judge_held(module, allowed, run):
             if not _is_cut(parameter, dimension):
                 cut[dimension].add(name)
     whole = {dimension: sorted(names) for dimension, names in cut.items() if names}
-    named = "; ".join(f"not cut over {dimension} ranks: {names[0]}"
+    named = "; ".join(f"not sharded over {dimension} ranks: {names[0]}"
                       + f" and {len(names) - 1} more" * (len(names) > 1)
                       for dimension, names in whole.items())
-    raise Wrong(f"rank {dist.get_rank()} keeps {run.held:,} elements of its stage; cut over 2 "
-                f"tensor and 2 data ranks it would keep {allowed:,.0f}"
+    raise Wrong(f"rank {dist.get_rank()} keeps {run.held:,} elements of its stage; sharded over "
+                f"2 tensor and 2 data ranks it would keep {allowed:,.0f}"
                 + f" ({named})" * bool(named),
                 "parallelize_module(layer, mesh[\"tensor\"], plan) names each matrix of a layer; "
                 "then fully_shard(..., mesh=mesh[\"data\"]) for each layer and for the stage.",
@@ -160,7 +160,7 @@ def _judge_meshes(module):
         others = set(mesh.mesh_dim_names or ("",)) - {"data", "tensor"}
         if others:
             ranks = mesh.mesh.flatten().tolist()
-            raise Wrong(f"rank {dist.get_rank()}: {name} is cut over ranks {ranks}, "
+            raise Wrong(f"rank {dist.get_rank()}: {name} is sharded over ranks {ranks}, "
                         + ("but the ranks of a pipeline group have different layers"
                            if "pipeline" in others else "which are no group of one dimension"),
                         "Give each call its dimension: mesh[\"tensor\"] or mesh[\"data\"].",
@@ -179,14 +179,15 @@ def _judge_plan(module):
                                         for dimension in ("data", "tensor")}
         if ends_block and along == {"data": 1, "tensor": 0}:
             raise Wrong(f"rank {rank}: {name} is row-parallel over data ranks, and fully_shard "
-                        "cuts it over tensor ranks", "The two meshes are exchanged.",
+                        "shards it over tensor ranks", "The two meshes are exchanged.",
                         code="meshes_swapped")
         # The invariant: between the two matrices of a block a rank has a part of the hidden units,
         # and nothing is gathered.
         if ends_block and along["tensor"] == 0:
             raise Wrong(f"rank {rank}: {name} is column-parallel, so it needs its full input, of "
                         "which each tensor-parallel rank has a part",
-                        "Which two modules end a block? They take such a part.",
+                        "Which is the last matrix of attention, and which of the MLP? They take "
+                        "such a part.",
                         code="part_of_input")
         if not ends_block and along["tensor"] == 1:
             raise Wrong(f"rank {rank}: {name} is row-parallel, so it takes a part of its input, "

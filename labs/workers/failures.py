@@ -89,6 +89,12 @@ def _advice(outcomes) -> str:
                 "collective.")
     if len({(o.collective, o.number) for o in waiting}) > 1:
         return "They are in different collectives: all must call the same ones, in the same order."
+    calls = {o.collective.partition(" ")[0] for o in waiting}
+    if calls == {"send"}:
+        return ("Each waits until another rank receives: let one of them receive first, or send "
+                "with isend.")
+    if calls == {"recv"}:
+        return "Each waits for a message that no rank has sent: one of them must send first."
     if len(waiting) == len(outcomes):
         return "Every rank must call every collective with tensors of the same shape and dtype."
     return "Every rank must call every collective, in the same order and with the same shapes."

@@ -34,7 +34,7 @@ WRONG = {
                                     "else None"))), "layers_not_partitioned block_1"),
     "names of numbers": (changed(("(name, layers[name]) for name in mine",
                                   "(str(names.index(name)), layers[name]) for name in mine")),
-                         "wrong_keys"),
+                         "wrong_keys are not the names of layers"),
     "GPipe": (changed(("import PipelineStage, Schedule1F1B", "import PipelineStage, ScheduleGPipe"),
                       ("Schedule1F1B(stage", "ScheduleGPipe(stage")), "not_1f1b"),
     "no optimizer step": (changed((STEP, "")), "missing_step"),

@@ -209,6 +209,32 @@ class ByAllTokens(Runs):
         return sum_of_losses(logits, targets) / tokens
 
 
+class ByOwnTokens(Runs):
+    def loss_of(self, logits, targets):
+        return sum_of_losses(logits, targets) / targets.numel()
+
+
+class SkipsMissingGradient(Runs):
+    """Takes a missing gradient as the sign of the first stage."""
+
+    def prepare(self, received):
+        return received
+
+    def send_gradient(self, action, gradient):
+        if gradient is not None:
+            super().send_gradient(action, gradient)
+
+
+class LastStageSends(Runs):
+    def add(self, loss):
+        super().add(loss)
+        self.links.send(self.newest, loss)
+
+    def forward(self, action):
+        self.newest = action
+        super().forward(action)
+
+
 class KeepsAll(Runs):
     def take(self, action):
         return self.kept[action.stage, action.micro_batch]
@@ -330,6 +356,8 @@ RIGHT = [KeepsTheLossAsATensor(), ByAutogradGrad(), ByLists(), RetainsGraphs(), 
 # Those that end the launch are judged alone.
 ENDS_LAUNCH = [
     (WithoutHistory(), "raised_ValueError"),
+    (SkipsMissingGradient(), "raised_ValueError require"),
+    (LastStageSends(), "raised_ValueError nobody"),
     (NoGradientSent(), "raised_ValueError"),
     (NoOutputSent(), "raised_ValueError"),
     (WithoutLinks(), "no_progress"),
@@ -350,6 +378,7 @@ WRONG = [
     (KeepsInputs(), "memory_kept"),
     (StepsItself(), "parameters_changed"),
     (ByAllTokens(), "counts_ignored_targets"),
+    (ByOwnTokens(), "counts_own_targets"),
     (KeepsItsGraph(), "graph_kept"),
     (LastMicroBatchAlone(), "last_micro_batch_only"),
     (ForgetsWhatWasThere(), "gradients_overwritten"),

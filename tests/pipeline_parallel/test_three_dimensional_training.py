@@ -74,8 +74,10 @@ def test_the_table_says_what_the_notebook_reads_in_it():
 @pytest.mark.slow
 def test_the_table_of_published_plans_says_what_the_notebook_reads_in_it():
     fewer, short, long = lab.show_published_plans(right.choose_plan).rows
-    assert short[1] in short[2] and "fits" in short[6] and abs(float(short[5][:-2])) < 5
-    assert float(long[5][:-2]) == pytest.approx(-16, abs=0.5)
+    # Errors if all and if half of attention is counted: the text names both.
+    errors = [[float(cell.split("(")[1][:-3]) for cell in row[4:6]] for row in (short, long)]
+    assert short[1] in short[2] and "fits" in short[6] and max(map(abs, errors[0])) < 5
+    assert errors[1] == pytest.approx([-16, 18], abs=0.5)
     room = (lab.JOBS["Llama-3-405B"].gpu.usable - overhead(8192)) / 1e9
     assert "fits" not in fewer[6] and float(fewer[6]) - room == pytest.approx(1.5, abs=0.3)
 
@@ -96,6 +98,7 @@ def test_what_made_the_plan_of_llama_3_possible():
     table = lab.show_plan_costs(step.job, plans)
     assert [row[-1] for row in table.rows] == ["yes", "no", "no", "no", "yes"]
     assert [float(row[1]) for row in table.rows] == pytest.approx(seconds, abs=0.01)
+    assert all(float(row[2]) > 0.1 for row in table.rows)  # FSDP communicates, too
 
 
 def test_two_stages_would_fit_and_more_are_faster():

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from answers import assert_rejected, assert_waits
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -20,6 +20,7 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import labs.pipeline_parallel as lab
 from labs.checks.verdicts import Verdict
@@ -81,6 +82,25 @@ def never_averaged(stage, mesh):
     return stage
 
 
+def gathered_for_ever(stage, mesh):
+    """Forward and backward use the initial parameters in every step."""
+    gathered_once(stage, mesh).set_reshard_after_backward(False)
+    return stage
+
+
+def gathered_until_the_step(stage, mesh):
+    """One gather a step: the copies are freed before each update."""
+    gathered_for_ever(stage, mesh)
+    units = [module for module in stage.modules() if isinstance(module, FSDPModule)]
+
+    def reshard(*_):
+        for unit in units:
+            unit.reshard()
+
+    register_optimizer_step_pre_hook(reshard)
+    return stage
+
+
 # All ranks leave each of them alike, so one launch judges them all.
 WRONG = [
     (lambda stage, mesh: None, "wrong_type"),
@@ -94,6 +114,7 @@ WRONG = [
     (by(tensor="data", data="tensor"), "meshes_swapped"),
     (over_all_ranks, "wrong_group which"),
     (never_averaged, "wrong_loss|differs_from_reference"),
+    (gathered_for_ever, "wrong_loss stale"),
     (by(root=False), "not_sharded"),
     (by(data=("data", "tensor"), plan=None), "not_sharded"),
     (by(tensor="pipeline"), "wrong_group different"),
@@ -124,7 +145,8 @@ def one_all_reduce_into_each_block(stage, mesh):
     return by({**prepared, **PLAN})(stage, mesh)
 
 
-RIGHT = [by(), whole_stage_one_unit, gathered_once, one_all_reduce_into_each_block]
+RIGHT = [by(), whole_stage_one_unit, gathered_once, one_all_reduce_into_each_block,
+         gathered_until_the_step]
 
 
 @contextmanager

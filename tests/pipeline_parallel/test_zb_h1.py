@@ -23,12 +23,30 @@ def delayed(by):
     return with_rank(actions)
 
 
+def w_when_full(ranks, micro_batches):
+    """A W only where an F needs its memory, the rest at the end."""
+    lists = []
+    for actions in one_f_one_b(ranks, micro_batches):
+        found, waiting, in_flight = [], [], 0
+        for action in actions:
+            if action.kind == "F" and in_flight == ranks:
+                found.append(W(waiting.pop(0)))
+                in_flight -= 1
+            in_flight += action.kind == "F"
+            waiting += [action.micro_batch] * (action.kind == "B")
+            found.append(action)
+        lists.append(found + [W(i) for i in waiting])
+    return lists
+
+
 WRONG = named(
     no_w=(one_f_one_b, "backward_not_split"),
     gpipe=(gpipe, "backward_not_split"),
-    w_at_once=(delayed(lambda p, m, rank: 0), "too_many_slots"),
-    w_at_the_end=(delayed(lambda p, m, rank: m), "too_many_slots"),
-    w_two_later=(delayed(lambda p, m, rank: 2 * rank), "too_many_slots"),
+    w_at_once=(delayed(lambda p, m, rank: 0), "w_at_once"),
+    w_at_the_end=(delayed(lambda p, m, rank: m), "w_at_the_end"),
+    w_two_later=(delayed(lambda p, m, rank: 2 * rank), "too_many_slots rank 3 has 7 W"),
+    w_when_full=(w_when_full, "too_many_slots many"),
+    w_one_later=(delayed(lambda p, m, rank: min(rank, 1)), "too_many_slots few"),
     w_before_b=(with_rank(lambda p, m, rank: [
         other for action in one_f_one_b(p, m)[rank] for other in
         ([W(action.micro_batch), action] if action.kind == "B" else [action])]),
@@ -37,7 +55,7 @@ WRONG = named(
     delayed_the_wrong_way_round=(delayed(lambda p, m, rank: p - 1 - rank),
                                  "too_many_slots|too_many_in_flight"),
     some_w_forgotten=(with_rank(lambda p, m, rank: zb_h1(p, m)[rank][:-rank or None]),
-                      "too_many_slots"),
+                      "backward_not_split no W("),
     one_at_a_time=(same_on_all(lambda m: [kind(i) for i in range(m) for kind in (F, B, W)]),
                    "too_many_slots"),
     w_without_b=(with_rank(lambda p, m, rank: [action for action in zb_h1(p, m)[rank]

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from labs import OutOfMemory, RankFailed, RanksStuck, last_failure, launch
 from labs.workers import collective_matching, memory
+from labs.workers.outcomes import Kind, Outcome
 from labs.workers.output import last_lines
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -73,6 +74,14 @@ def test_a_rank_that_returns_early_is_named_at_once():
     assert lines[2] == "rank 1 already returned"
     assert lines[3] == "rank 1 never joined all_reduce: every rank must call every collective."
     assert seconds < 4  # certain after a second; no need to wait for hang_after
+
+
+@pytest.mark.parametrize(("call", "words"), [
+    ("send", "receive first, or send with isend"), ("recv", "must send first"),
+    ("all_reduce", "same shape and dtype")])
+def test_the_advice_on_a_message_is_not_that_on_a_collective(call, words):
+    waiting = [Outcome(rank, Kind.WAITING, collective=call, number=1) for rank in range(2)]
+    assert words in str(RanksStuck("no progress", waiting, code="no_progress"))
 
 
 def test_a_rank_that_computes_for_ever_is_found_at_the_timeout():
