@@ -72,10 +72,13 @@ def _model(run) -> str:
 
 def _step_cells(run, row) -> tuple[str, ...]:
     off = HELD_OUT_ERROR * row.seconds * (run.source == "predicted")
-    share = efficiency(run, row)
+    share, predicted = efficiency(run, row), _predicted_efficiency(run, row)
+    lost = lost_to(run, row)  # by the prediction, whose error a measured loss has, too
+    if predicted is not None and lost:
+        lost = f" (predicted {predicted:.0%}{lost})"
     return (row.job.name, *(f"{1e3 * seconds:,.0f}" for seconds in row.step.by_name().values()),
             f"{1e3 * row.seconds:,.0f}" + f" ± {1e3 * off:,.0f}" * (off > 0), _measured_ms(row),
-            "" if share is None else f"{share:.0%}{lost_to(run, row)}")
+            "" if share is None else f"{share:.0%}{lost}")
 
 
 def _median(row) -> float | None:

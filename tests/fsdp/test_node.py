@@ -175,7 +175,7 @@ def test_a_node_measures_every_row_and_one_that_fails_is_a_row(strategies, small
     assert float(rows["larger, FSDP"][6].split()[0].replace(",", "")) > 0
     assert rows["FSDP"][6].startswith("500 (") and rows["checkpointed, 1 GPU"][7] == "100%"
     # twice the tokens in the same time
-    assert rows["checkpointed, 2 GPUs"][7].startswith("100%, exposed ")
+    assert rows["checkpointed, 2 GPUs"][7].startswith("100% (predicted ")
     assert "Measured on 2 GPUs" in table.note
     note = steps.note
     assert "2000.0 measured, with 1000.0 MB of pinned memory" in note
