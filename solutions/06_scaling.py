@@ -1449,11 +1449,11 @@ lab.show_job(job)
 #
 # | read | by | a question |
 # |:--|:--|:--|
-# | [torchrun](https://docs.pytorch.org/docs/stable/elastic/run.html) | PyTorch | Which variables does it set for each rank? |
+# | [torchrun](https://docs.pytorch.org/docs/stable/elastic/run.html) | PyTorch | Which variables does it set? |
 # | [PyTorch FSDP](https://arxiv.org/abs/2304.11277) | Y. Zhao et al., VLDB 2023, section 3.2.2 | Which bytes of hybrid sharding cross hosts? |
 # | [PaLM](https://arxiv.org/abs/2204.02311) | A. Chowdhery et al., 2022, appendix B | Why does MFU leave recomputation out? |
 # | [Reducing activation recomputation](https://arxiv.org/abs/2205.05198) | V. Korthikanti et al., 2022, section 6 | Where do MFU and HFU differ most? |
-# | [Machine Learning Engineering](https://github.com/stas00/ml-engineering/blob/master/training/model-parallelism/README.md) | S. Bekman, "Which Strategy To Use When" | What does it try first on several nodes if the model fits into one, and what is that in exercise 6.7? |
+# | [Machine Learning Engineering](https://github.com/stas00/ml-engineering/blob/master/training/model-parallelism/README.md) | S. Bekman | What does it try first on several nodes? |
 
 # %% [markdown]
 # ## What comes next
