@@ -206,7 +206,7 @@ def test_the_tables_and_the_chart_lay_the_prediction_beside_it(solution, node):
     rows = {row[0]: row for row in steps.rows}
     assert rows["FSDP"][6].endswith(" (-5 %)") and "±" not in rows["FSDP"][5]
     assert rows["checkpointed, 1 rank"][7] == "100%"
-    assert rows["checkpointed, 4 ranks"][7].startswith("95%, exposed ")
+    assert rows["checkpointed, 4 ranks"][7].startswith("95% (predicted 95%, exposed ")
     assert "reaches 67% of the tokens/s" in steps.note and "busy" not in steps.note
     words = repr(chart)
     assert "DDP: peak of a rank: out of memory, needs 51.3 MB" in words

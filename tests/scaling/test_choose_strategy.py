@@ -100,10 +100,9 @@ def hsdp_if_it_fits(parameters, memory, hosts, ranks, inside, across):
         "FSDP" if states["FSDP"] <= memory else None)
 
 
-def smallest_of_both(parameters, memory, hosts, ranks, inside, across):
-    """Also on one host, which uses no link across."""
-    slowest = min(inside, across)
-    return rule()(parameters, memory, hosts, ranks, slowest if hosts == 1 else inside, across)
+def slowest_of_both(parameters, hosts, ranks, inside, across):
+    """A ring on one host, too, at the speed of the slower link, though it does not use it."""
+    return ring_at_the_speed_across(parameters, hosts, ranks, inside, min(inside, across))
 
 
 def two_passes(parameters, hosts, ranks, inside, across):
@@ -130,7 +129,7 @@ WRONG = [
     (rule(seconds=by_bytes_alone), "slower_choice"),
     (rule(seconds=inside_is_free), "slower_choice"),
     (rule(seconds=always_across), "slower_choice"),
-    (smallest_of_both, "slower_choice nothing"),
+    (rule(seconds=slowest_of_both), "slower_choice nothing"),
     (rule(seconds=ring_at_the_speed_across), "slower_choice"),
     (rule(seconds=two_passes), "slower_choice"),
     (rule(seconds=one_card_for_each_gpu), "slower_choice"),

@@ -132,7 +132,7 @@ def test_a_record_has_all_that_was_shown(shown, tmp_path):
 @pytest.mark.parametrize(("name", "unit", "topic"), [
     ("weak scaling on 2 ranks: efficiency", "", "efficiency"), ("mine: MFU", "", "efficiency"),
     ("flat: MB on the link", "MB", "traffic"), ("DDP: sent", "Ψ", "traffic"),
-    ("FSDP: MB of parameters a rank", "MB", "memory"), ("peak", "GiB", "memory"),
+    ("FSDP: MB of parameters per rank", "MB", "memory"), ("peak", "GiB", "memory"),
     ("all-reduce of 8 MB, 200 Mbit/s", "s", "throughput"), ("x", "tokens/s", "throughput"),
     ("efficiency run: step", "ms", "throughput"), ("A10", "dollars", "other")])
 def test_each_number_has_its_topic(name, unit, topic):
