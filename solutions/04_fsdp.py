@@ -41,12 +41,13 @@ from functools import partial
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP1
-from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
 from torch.nn.parallel import DistributedDataParallel
 
 import labs
@@ -781,17 +782,26 @@ lab.show_fsdp1_names()
 # %% [markdown]
 # In FSDP1 an `auto_wrap_policy` chooses the units. `transformer_auto_wrap_policy` takes every module of
 # given classes. `size_based_auto_wrap_policy` takes every module with at least a given number of
-# parameters. The chart compares both; `fsdp1` is used again below.
+# parameters, so also the embedding or the head. But these share a weight, and neither may be a unit
+# of its own: the cell excludes them, and what contains one of them. The chart compares both policies;
+# `fsdp1` is used again below.
 
 # %%
-def fsdp1(model, optimizer_class, **settings):
+def fsdp1(model, optimizer_class, policy=None, **settings):
     block = type(model.transformer.h[0])
-    policy = partial(transformer_auto_wrap_policy, transformer_layer_cls={block})
+    policy = policy or partial(transformer_auto_wrap_policy, transformer_layer_cls={block})
     module = FSDP1(model, auto_wrap_policy=policy, use_orig_params=True, device_id=lab.device())
     return module, optimizer_class(module.parameters(), **settings)
 
 
-lab.show_wrap_policies(fsdp1, PRESET)
+def fsdp1_by_size(model, optimizer_class, parameters, **settings):
+    excluded = {nn.Embedding, nn.Linear, type(model.transformer), nn.ModuleDict, nn.ModuleList}
+    policy = partial(size_based_auto_wrap_policy, min_num_params=parameters,
+                     exclude_wrap_modules=excluded)
+    return fsdp1(model, optimizer_class, policy, **settings)
+
+
+lab.show_wrap_policies(fsdp1, fsdp1_by_size, PRESET)
 
 # %% [markdown]
 # The size-based policy follows a number, not the structure of the model. With the first size, the

@@ -8,7 +8,6 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from labs.checks.comparison import compare, model_of
 from labs.checks.gpu_notes import rounds_of
@@ -26,19 +25,6 @@ from labs.workers.launcher import launch
 RANKS = 2
 WITHOUT_GPU = (" Without a GPU there is no memory to pin and no stream to wait for: CPUOffload "
                "does its step here without these two, and saves nothing.")
-
-
-def size_policy(parameters: int, model: nn.Module) -> functools.partial:
-    """Returns an auto_wrap_policy: every module that has at least so many parameters which are not
-    in a unit yet. The embedding, the head, which shares its weight, and the module that has one of
-    them are excluded, because a unit must hold both or neither. GPT-2's other layers are of other
-    classes."""
-    tied = {type(model.get_input_embeddings()), type(model.get_output_embeddings())}
-    from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
-
-    return functools.partial(size_based_auto_wrap_policy, min_num_params=parameters,
-                             exclude_wrap_modules={nn.ModuleList, nn.ModuleDict,
-                                                   type(model.transformer), *tied})
 
 
 def _options() -> dict[tuple[str, str], dict]:
@@ -164,16 +150,18 @@ def _gathers(traffic) -> tuple[str, str]:
 
 
 @shows("FSDP1's wrapping policies")
-def show_wrap_policies(by_class: Callable, preset: Preset) -> Picture:
+def show_wrap_policies(by_class: Callable, by_size: Callable, preset: Preset) -> Picture:
     """Draws memory and collectives under FSDP1's two wrapping policies. by_class: a strategy with
-    transformer_auto_wrap_policy. The sizes from which the size-based policy makes a module a unit
-    are one that blocks have, and one that their parts have."""
+    transformer_auto_wrap_policy; by_size: one with size_based_auto_wrap_policy, which also takes
+    `parameters`, how many make a module a unit. Drawn with as many as a block has, and with as many
+    as its parts have."""
     with torch.device("meta"):
         block = sum(p.numel() for p in models.blocks(model_of(preset))[0].parameters())
     # From the first on a block is a unit, from the second on its two largest linear layers are.
     sizes = [int(float(f"{share * block:.2g}")) for share in (0.76, 0.303)]
     chosen = {"transformer_auto_\nwrap_policy": functools.partial(_without_warning, by_class)}
-    chosen |= {f"size_based,\nfrom {smallest:,}": functools.partial(_by_size, smallest)
+    chosen |= {f"size_based,\nfrom {smallest:,}":
+               functools.partial(_without_warning, by_size, parameters=smallest)
                for smallest in sizes}
     size = few_tokens(preset)
     return draw_wrappings(compare(chosen, size, rounds=rounds_of(size), quiet=True))
@@ -184,9 +172,3 @@ def _without_warning(strategy, model, optimizer_class, **settings):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         return strategy(model, optimizer_class, **settings)
-
-
-def _by_size(smallest, model, optimizer_class, **settings):
-    """A strategy: FSDP1 with the units of `size_policy`."""
-    return strategies.fsdp1(model, optimizer_class,
-                            {"auto_wrap_policy": size_policy(smallest, model)}, **settings)

@@ -133,7 +133,8 @@ def test_the_gain_over_ddp_grows_with_the_ranks():
 def test_by_size_blocks_become_units_or_their_parts_do(capsys):
     """Said in the notebook, of any preset: here with an embedding as large as a linear layer."""
     size = preset("laptop", ranks=2, layers=3, hidden=64, heads=4, context=32, batch=2)
-    found = lab.show_wrap_policies(strategies.fsdp1, size).data
+    right = definitions("04_fsdp", PRESET=size)
+    found = lab.show_wrap_policies(right.fsdp1, right.fsdp1_by_size, size).data
     by_class, whole, parts = found["collectives"].values
     assert by_class == whole < parts
 
@@ -220,7 +221,8 @@ def test_an_unfilled_exercise_makes_every_picture_wait(capsys):
     (comparisons, lambda: lab.show_hsdp(strategies.ddp, SMALL), "HSDP"),
     (limit_charts, lambda: lab.show_offload(strategies.ddp, strategies.ddp), "CPU offload"),
     (fsdp1, lab.show_fsdp1_names, "FSDP1's names"),
-    (fsdp1, lambda: lab.show_wrap_policies(strategies.fsdp1, SMALL), "FSDP1's wrapping policies"),
+    (fsdp1, lambda: lab.show_wrap_policies(strategies.ddp, strategies.ddp, SMALL),
+     "FSDP1's wrapping policies"),
     (scaffold, lab.show_underflow, "Underflow")])
 def test_a_picture_of_no_exercise_is_called_by_its_title(module, draw, title, monkeypatch, capsys):
     """Where its ranks fail it blames no exercise, because no exercise's code was drawn."""
