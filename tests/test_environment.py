@@ -779,7 +779,7 @@ def with_third_party(checkout, monkeypatch):
 
 def test_the_lock_marks_what_only_comparisons_need_so_that_pip_passes_over_it():
     marked = [name for name, (_, marker) in pins().items() if "extra" in str(marker)]
-    assert {"deepspeed", "jax", "jaxlib", "torchft"} <= set(marked)
+    assert {"deepspeed", "jax", "jaxlib", "torchft", "sphinx", "myst-nb"} <= set(marked)
     assert not any(pins()[name][1].evaluate({"extra": ""}) for name in marked)
     held = checkouts.Checkout(str(ROOT))
     everybodys, others = ({canonicalize_name(pin.requirement.split("==")[0]) for pin in found}
@@ -796,8 +796,17 @@ def test_set_up_does_not_install_third_party_libraries(checkout, installed):
 def test_third_party_libraries_are_installed_once_without_touching_torch(with_third_party):
     root, calls = with_third_party
     assert third_party.main(str(root)) == 0 and third_party.main(str(root)) == 0
-    assert len(calls) == 1 and "deepspeed==0.19.8" in calls[0] and "--no-deps" in calls[0]
-    assert not [argument for argument in calls[0] if argument.startswith("torch==")]
+    comparisons, book = calls
+    assert "deepspeed==0.19.8" in comparisons and "--no-deps" in comparisons
+    assert any(argument.startswith("sphinx-book-theme==") for argument in book)
+    assert not [argument for argument in comparisons + book if argument.startswith("torch==")]
+
+
+def test_the_book_installs_no_library_to_compare_with(with_third_party):
+    root, calls = with_third_party
+    assert third_party.main(str(root), "book") == 0
+    assert [argument.split("==")[0] for argument in calls[0] if "==" in argument].count("myst-nb")
+    assert len(calls) == 1 and not any("deepspeed" in argument for argument in calls[0])
 
 
 @pytest.mark.parametrize(("system", "machine", "python", "there"), [
@@ -819,7 +828,7 @@ def test_other_third_party_pins_in_the_lock_are_installed_again(with_third_party
     lock = root / "requirements.lock"
     lock.write_text(lock.read_text().replace("deepspeed==0.19.8", "deepspeed==0.20.0"))
     third_party.main(str(root))
-    assert "deepspeed==0.20.0" in calls[1]
+    assert "deepspeed==0.20.0" in calls[2] and len(calls) == 3  # the book's are still the same
 
 
 def test_third_party_libraries_can_be_left_out(with_third_party, monkeypatch):
@@ -836,6 +845,6 @@ def test_third_party_libraries_that_cannot_be_had_are_one_sentence(
 
     monkeypatch.setattr(third_party._setup, "pip", fail)
     monkeypatch.setenv("WORKBOOK_THIRD_PARTY", wanted)
-    assert third_party.main(str(with_third_party[0])) == code
+    assert third_party.main(str(with_third_party[0]), "comparisons") == code
     said = capsys.readouterr().err
     assert said.startswith("No network") and said.count("\n") == 1

@@ -1,5 +1,5 @@
 """The packages of labs/: imports run one way, each notebook's package is flat, with one file for
-each exercise, and README and CONTRIBUTING name every shared package."""
+each exercise, and CONTRIBUTING names every shared package."""
 
 import ast
 import functools
@@ -20,7 +20,9 @@ ORDER = ["missing_names", "lazy_exports", "words", "workers", "training", "meter
          "pictures", "faults", "checks", "notebooks"]
 NOTEBOOKS = [path.stem.split("_", 1)[1] for path in sorted((ROOT / "solutions").glob("*_*.py"))]
 PACKAGES = sorted(path.parent.name for path in LABS.glob("*/__init__.py"))
-MAPS = ["README.md", "CONTRIBUTING.md"]
+# Pages that name files of this repository.
+MAPS = ["README.md", "CONTRIBUTING.md", *sorted(
+    path.relative_to(ROOT).as_posix() for path in (ROOT / "book").glob("*.md"))]
 
 
 def place_of(module: str) -> tuple[int, int]:
@@ -98,9 +100,8 @@ def packages_in_map(text: str) -> set[str]:
     return set(re.findall(r"^      (\w+)/", labs[1], re.MULTILINE))
 
 
-@pytest.mark.parametrize("page", MAPS)
-def test_the_map_names_every_shared_package(page):
-    text = (ROOT / page).read_text(encoding="utf-8")
+def test_the_map_names_every_shared_package():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     assert packages_in_map(text) == set(PACKAGES) - set(NOTEBOOKS)
 
 

@@ -21,6 +21,7 @@ from _unattended import reference
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = [path.stem for path in _notebooks.paths(ROOT / "solutions")]
 README = (ROOT / "README.md").read_text()
+FIRST_PAGE = (ROOT / "book" / "index.md").read_text()  # of the book; its table has the notebooks
 HEADING = re.compile(r"^### Exercise (\d+\.\d+) · .+$", re.MULTILINE)
 TARGET = re.compile(r"\s*^\*Difficulty ([1-5]) of 5 · \d+ minutes?(?: · \d+ points?)? · target: "
                     r"[^*]+\*$", re.MULTILINE)
@@ -146,15 +147,15 @@ def test_badges_say_what_is_so():
         f"Licence: {project['license']}"]
 
 
-def test_readme_has_one_row_for_every_notebook():
-    rows = re.findall(rf"^\| ({_notebooks.NUMBER}) (.+)$", README, re.MULTILINE)
+def test_the_book_has_one_row_for_every_notebook():
+    rows = re.findall(rf"^\| \[({_notebooks.NUMBER}) (.+)$", FIRST_PAGE, re.MULTILINE)
     found = [number for number, row in rows if "*(coming)*" not in row]
     assert found == list(map(_notebooks.number, NAMES))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_minutes_are_those_of_the_rule(name):
-    """Of the title, the sittings, README's table. `scripts/build --minutes` prints the rule's."""
+    """Of the title, the sittings, the book's table. `scripts/build --minutes` prints the rule's."""
     cells, _ = read_source(ROOT / "solutions" / f"{name}.py", name)
     set_ids(cells, name)
     parts = minutes.sittings(cells, ROOT / "solutions" / f"{name}.ipynb",
@@ -167,7 +168,7 @@ def test_minutes_are_those_of_the_rule(name):
     assert [int(said) for said in minutes.SITTING.findall(text)] == each[1:]
     assert each == [pytest.approx(part.core.minutes, abs=5) for part in parts]
     assert int(optional or 0) == pytest.approx(sum(part.optional.minutes for part in parts), abs=5)
-    for row in re.findall(rf"^\| {_notebooks.number(name)} .+$", README, re.MULTILINE):
+    for row in re.findall(rf"^\| \[{_notebooks.number(name)} .+$", FIRST_PAGE, re.MULTILINE):
         assert row.split("|")[3].strip() == total
 
 
