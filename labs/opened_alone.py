@@ -19,8 +19,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 # Of the page and of the kernel that are there already.
 OF_THE_HOST = {"torch", "jupyterlab", "ipykernel"}
+_REASON = re.compile(r"ERROR: (?!ResolutionImpossible)|.* depends on .*\d|The user requested \(con")
 # "Downloading https://HOST/PATH/tqdm-4.67-py3-none-any.whl (78 kB)": the package, the size
-_DOWNLOAD = re.compile(r"Downloading (?:\S*/)?([\w.]+-[\w.]+)\S* \(([\d.]+ \wB)\)")
+_LOOKED_UP = re.compile(r"Collecting ([\w.-]+)")
+_DOWNLOAD = re.compile(r"Downloading (?:\S*/)?([\w.]+-[\w.]+?)(?:-\S*|\.tar\.gz|\.zip) \(([\d.]+ \wB)\)")
 
 
 def complete(error: type[Exception], root: Path = ROOT) -> None:
@@ -82,13 +84,13 @@ def loaded() -> dict[str, str]:
 def install(missing: list, error: type[Exception]) -> None:
     """Installs requirements by pip; says what it downloads while it does."""
     start, kept = time.monotonic(), loaded()
-    print(f"Installing {', '.join(need.name for need in missing)} into {sys.prefix}; torch "
-          f"{kept['torch']} stays. Downloads:", flush=True)
+    print(f"Installing {', '.join(need.name for need in missing)} into {sys.prefix}, with what they "
+          f"need; torch {kept['torch']} stays. Looked up, then downloaded:", flush=True)
     code, said = run_pip([f"{name}=={version}" for name, version in kept.items()], missing)
     if code:
-        why = [line for line in said if line.startswith("ERROR: ")] or said[-1:]
+        why = [line for line in said if _REASON.match(line)] or said[-1:]
         raise error(f"The packages of the workbook could not be installed into {sys.prefix}: "
-                    f"{' '.join(why).replace('ERROR: ', '')}. On a machine of your own start "
+                    f"{'; '.join(why).replace('ERROR: ', '')}. On a machine of your own start "
                     f"./scripts/lab in {ROOT}.")
     print(f"Installed in {time.monotonic() - start:.0f} s.", flush=True)
 
@@ -105,6 +107,9 @@ def run_pip(constraints: list[str], requirements: list) -> tuple[int, list[str]]
                               text=True) as pip:
             for line in pip.stdout:
                 said.append(line.strip())
-                if found := _DOWNLOAD.search(line):
-                    print(f"  {found[1]}, {found[2]}", flush=True)
+                if found := _LOOKED_UP.match(line):  # pip looks all up before it downloads any
+                    print(found[1], end=" ", flush=True)
+                elif found := _DOWNLOAD.match(line.strip()):
+                    print(f"\n  {found[1]}, {found[2]}", end="", flush=True)
+    print(flush=True)
     return pip.returncode, said

@@ -7,7 +7,7 @@ What can be done once the workbook is there stands in labs/opened_alone.py.
 import re
 from pathlib import Path
 
-import _address
+from _address import address as known
 from _build.source import Cell
 
 FOLDER = "data-parallel-workbook"  # of the clone
@@ -19,7 +19,6 @@ USES_LABS = re.compile(r"^(import|from) labs\b", re.MULTILINE)
 CODE = '''\
 # Was this notebook opened alone? Then this cell gets the rest of the workbook, or says how to.
 import importlib.util, os, shutil, subprocess, sys
-
 if not importlib.util.find_spec("labs"):
     class WorkbookMissing(Exception):  # shown as a sentence, without a traceback
         _render_traceback_ = lambda self: [str(self)]
@@ -28,12 +27,12 @@ if not importlib.util.find_spec("labs"):
     if address and not os.path.isdir(folder) and shutil.which("git") and importlib.util.find_spec("torch"):
         print(f"Getting the workbook, 8 MB, from {{address}} into {{folder}} ...", flush=True)
         git = ["git", "clone", "-q", "--depth=1", address, folder]
-        said = subprocess.run(git, capture_output=True, text=True, start_new_session=True).stderr
+        git = subprocess.run(git, capture_output=True, text=True, start_new_session=True)
+        said = git.stderr.partition("\\n")[0]
     if not os.path.isdir(f"{{folder}}/labs/workers"):
-        raise WorkbookMissing("{sentence} " + said.strip())
+        raise WorkbookMissing("{sentence} " + said)
     sys.path.append(os.path.abspath(folder))
-    from labs.opened_alone import complete
-    complete(WorkbookMissing)'''
+    __import__("labs.opened_alone").opened_alone.complete(WorkbookMissing)'''
 
 
 def sentence(address: str | None) -> str:
@@ -47,6 +46,11 @@ def sentence(address: str | None) -> str:
             "./scripts/address first).")
 
 
+def cell(address: str | None) -> str:
+    """The source of the cell. address: of the repository, None if nobody has said it."""
+    return CODE.format(address=address or "", folder=FOLDER, sentence=sentence(address))
+
+
 def add_cell(cells: list[Cell], root: Path, *notebooks: dict[int, str]) -> None:
     """Puts the cell before the first code cell, in `cells` and in each notebook's sources (number →
     text), if the notebook imports labs. Its number is 0: it stands in no source.
@@ -55,8 +59,7 @@ def add_cell(cells: list[Cell], root: Path, *notebooks: dict[int, str]) -> None:
     code = [place for place, cell in enumerate(cells) if cell.kind == "code"]
     if not any(USES_LABS.search(cells[place].source) for place in code):
         return
-    address = _address.address(root)
-    text = CODE.format(address=address or "", folder=FOLDER, sentence=sentence(address))
+    text = cell(known(root))
     path, stem = "scripts/_build/opened_alone.py", cells[0].id.split("-")[0]
     metadata = {"jupyter": {"source_hidden": True}}  # folded: it is no part of the lesson
     cells.insert(code[0], Cell(path, 0, 1, "code", text, metadata, id=f"{stem}{ID}"))
