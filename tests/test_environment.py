@@ -661,28 +661,14 @@ def test_stages_count_what_pytest_counts(tmp_path):
     assert done.stdout.splitlines()[-1] == "1 passed, 1 failed, 1 skipped"
 
 
-def test_nbval_runs_each_student_notebook_that_has_not_passed_in_the_browser(tmp_path):
-    report, test = tmp_path / "report.xml", "test_an_untouched_notebook_runs_and_is_shown_well"
-    assert test in (ROOT / "tests" / "test_browser.py").read_text()
-    names = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
-    outcomes = ["", "<failure/>", "<skipped/>", "<error/>"]
-    report.write_text("<testsuites>" + "".join(
-        f'<testcase name="{test}[{name}]">{outcome}</testcase><testcase name="other[{name}]"/>'
-        for name, outcome in zip(names, outcomes, strict=False)) + "</testsuites>")
-    seen = runner.read_report("tests", report).in_browser
-    assert seen == {names[0]}
-    assert runner.read_report("tests", tmp_path / "none.xml").in_browser == set()
-    all_of_them = {f"{folder}/{name}.ipynb" for folder in ("notebooks", "solutions")
-                   for name in names}
-    assert set(runner.notebooks_for_nbval(seen)) == all_of_them - {f"notebooks/{names[0]}.ipynb"}
-    assert set(runner.notebooks_for_nbval(set())) == all_of_them
-
-
-def test_nbval_begins_with_the_notebooks_that_take_longest(monkeypatch):
+def test_all_notebooks_are_run_those_that_take_longest_first(monkeypatch):
     took = {"solutions/06_scaling.ipynb::all cells": 200.0,
             "notebooks/02_manual_ddp.ipynb::all cells": 9.0}
     monkeypatch.setattr(runner._test_durations, "read", lambda: took)
-    assert [f"{name}::all cells" for name in runner.notebooks_for_nbval(set())[:2]] == list(took)
+    found = runner.all_notebooks()
+    assert [f"{name}::all cells" for name in found[:2]] == list(took)
+    assert sorted(found) == sorted(path.relative_to(ROOT).as_posix() for path in
+                                   [*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("solutions/*.ipynb")])
 
 
 @pytest.mark.slow

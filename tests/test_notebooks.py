@@ -1,5 +1,5 @@
 """What stands in every notebook and in its solution. scripts/test runs both, too: nbval holds what
-each check of a solution says against what is read here; it, or the browser test, holds what an
+each check of a solution says against what is read here; nbclient, and the browser test, hold what an
 untouched notebook says against `untouched`.
 """
 
