@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 # Of the page and of the kernel that are there already.
 OF_THE_HOST = {"torch", "jupyterlab", "ipykernel"}
-_REASON = re.compile(r"ERROR: (?!ResolutionImpossible)|.* depends on .*\d|The user requested \(con")
+_REASON = re.compile(r"ERROR: (?!ResolutionImpossible)|.* depends on .*\d|The user requested ")
 # "Downloading https://HOST/PATH/tqdm-4.67-py3-none-any.whl (78 kB)": the package, the size
 _LOOKED_UP = re.compile(r"Collecting ([\w.-]+)")
 _DOWNLOAD = re.compile(r"Downloading (?:\S*/)?([\w.]+-[\w.]+?)(?:-\S*|\.tar\.gz|\.zip) \(([\d.]+ \wB)\)")
@@ -84,8 +84,8 @@ def loaded() -> dict[str, str]:
 def install(missing: list, error: type[Exception]) -> None:
     """Installs requirements by pip; says what it downloads while it does."""
     start, kept = time.monotonic(), loaded()
-    print(f"Installing {', '.join(need.name for need in missing)} into {sys.prefix}, with what they "
-          f"need; torch {kept['torch']} stays. Looked up, then downloaded:", flush=True)
+    print(f"Installing {', '.join(need.name for need in missing)} into {sys.prefix}, with what "
+          f"they need; torch {kept['torch']} stays. Looked up, then downloaded:", flush=True)
     code, said = run_pip([f"{name}=={version}" for name, version in kept.items()], missing)
     if code:
         why = [line for line in said if _REASON.match(line)] or said[-1:]

@@ -14,13 +14,13 @@ import sys
 ABOUT = """\
 Say once what the address of this repository is.
 
-Nobody can know the address of a repository before it is published. Until then each notebook that is
-opened alone says so, README has no badges that open it elsewhere, and CITATION.cff names no address.
+Nobody can know the address of a repository before it is published. Until then each notebook that
+is opened alone says so, README has no badges that open it elsewhere, and CITATION.cff names none.
 
   scripts/address https://github.com/OWNER/REPOSITORY
 
-writes the address into pyproject.toml, which holds it, into CITATION.cff and README.md, and into the
-first cell of every notebook; nothing is executed. Commit what has changed.
+writes the address into pyproject.toml, which holds it, into CITATION.cff and README.md, and into
+the first cell of every notebook; nothing is executed. Commit what has changed.
 """
 MISSING = "This copy does not know its own address yet: ./scripts/address https://\u2026 tells it."
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -36,7 +36,7 @@ GITHUB = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+)$")
 
 
 def address(root=ROOT):
-    """Return the address of the repository that `root` is a copy of, None while nobody has said it."""
+    """Return the address of the repository that `root` is a copy of, None while nobody said it."""
     found = TABLE.search(read(root, "pyproject.toml"))
     return found.group(1) if found else None
 
@@ -88,7 +88,7 @@ def parse(arguments):
 
 
 def check(arguments):
-    """Answer --show, and exit with a sentence if the arguments are wrong; nothing is set up for it."""
+    """Answer --show, and exit with a sentence if the arguments are wrong, before any set-up."""
     options = parse(arguments)
     if options.show:
         known = address(options.root)

@@ -315,16 +315,35 @@ def test_a_long_reason_is_shortened():
 def test_set_up_says_first_how_long_it_takes_and_how_much_it_downloads(
         checkout, installed, capsys):
     setup.main(str(checkout))
-    first = capsys.readouterr().out.splitlines()[0]
-    assert re.search(r"downloads about \d+ MB .*takes about half a minute more on 2 cores", first)
-    assert "with CUDA several GB" in first
+    at_once, sizes, *steps = capsys.readouterr().out.splitlines()
+    assert at_once == "Set-up runs once. It looks for a fitting Python here ..."
+    assert re.search(r"downloads about \d+ MB .*takes about half a minute more on 2 cores", sizes)
+    assert "with CUDA several GB" in sizes
+    said = "\n".join(steps)  # and each step what it downloads
+    assert f"2/4 uv, which installs (about {setup.UV_MB} MB), then torch 2.13.0 (about" in said
+    assert re.search(rf"3/4 JupyterLab, .* \d+ packages, about {setup.REST_MB} MB", said)
+
+
+@pytest.mark.parametrize("reason", ["it is here", "not wanted", "on another Python's packages"])
+def test_uv_is_not_announced_where_it_is_not_downloaded(checkout, monkeypatch, reason):
+    root = checkouts.Checkout(str(checkout))
+    assert uv.is_missing(root)
+    if reason == "it is here":
+        version = uv.pin(root).partition("==")[2]
+        packages = next((checkout / ".venv" / "lib").glob("python*/site-packages"))
+        (packages / f"uv-{version}.dist-info").mkdir()
+    elif reason == "not wanted":
+        monkeypatch.setenv("WORKBOOK_UV", "0")
+    else:
+        Path(root.base_python).touch()
+    assert not uv.is_missing(root)
 
 
 def test_a_torch_that_stays_is_not_counted_as_a_download(checkout, installed, capsys):
     put_torch(checkout, "2.11.0+cu130")
     setup.main(str(checkout))
-    first = capsys.readouterr().out.splitlines()[0]
-    assert f"about {setup.REST_MB} MB" in first and "CUDA" not in first
+    sizes = capsys.readouterr().out.splitlines()[1]
+    assert f"about {setup.REST_MB} MB" in sizes and "CUDA" not in sizes
 
 
 def test_too_little_disk_is_refused_before_anything_is_installed(monkeypatch, tmp_path):
@@ -668,7 +687,7 @@ def test_all_notebooks_are_run_those_that_take_longest_first(monkeypatch):
     found = runner.all_notebooks()
     assert [f"{name}::all cells" for name in found[:2]] == list(took)
     assert sorted(found) == sorted(path.relative_to(ROOT).as_posix() for path in
-                                   [*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("solutions/*.ipynb")])
+                                   ROOT.glob("[ns]*s/*.ipynb"))
 
 
 @pytest.mark.slow

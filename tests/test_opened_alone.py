@@ -179,7 +179,7 @@ def test_what_the_kernel_has_loaded_is_not_replaced(pip):
 
 
 @pytest.mark.parametrize(("line", "said"), [
-    ("  Downloading transformers-5.2.0-py3-none-any.whl (13.5 MB)", ("transformers-5.2.0", "13.5 MB")),
+    ("  Downloading accelerate-1.9.0-py3-none-any.whl (13.5 MB)", ("accelerate-1.9.0", "13.5 MB")),
     ("Downloading https://host/a/hf_xet-1.8.0-cp37-abi3-linux_x86_64.whl (4.3 MB)",
      ("hf_xet-1.8.0", "4.3 MB")),
     ("Downloading tqdm-4.67.1.tar.gz (78 kB)", ("tqdm-4.67.1", "78 kB"))])

@@ -1,4 +1,4 @@
-"""The two runners of notebooks (tests/untouched.py): each is red where a reader would see an error."""
+"""The two runners of notebooks (tests/untouched.py): both are red where a reader sees an error."""
 
 import re
 import subprocess

@@ -1,5 +1,5 @@
-"""A notebook as VS Code runs it: its extension starts ipykernel_launcher with a connection file and
-speaks ZeroMQ to it (microsoft/vscode-jupyter, src/kernels/raw). The extension itself is not here."""
+"""A notebook as VS Code runs it: its extension starts ipykernel_launcher with a connection file
+and speaks ZeroMQ to it (microsoft/vscode-jupyter, src/kernels/raw). The extension is not here."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ from notebook_kernel import KernelManager  # skips the file where Jupyter is not
 
 ROOT = Path(__file__).resolve().parents[1]
 # What it executes silently after each cell, to fill its list of variables.
-VARIABLES = "import builtins as _VSCODE_builtins\n_VSCODE_builtins.print(len(dir()))\ndel _VSCODE_builtins"
+VARIABLES = "import builtins as _VSCODE_b\n_VSCODE_b.print(len(dir()))\ndel _VSCODE_b"
 
 
 class Extension:
@@ -87,8 +87,8 @@ class Extension:
         """As the extension does: kernel_info on both channels, then its own silent requests."""
         asked = [self.send(channel, "kernel_info_request", {}) for channel in ("shell", "control")]
         self.wait(*asked)
-        self.wait(*(self.execute(code, silent=True) for code in
-                    ("import os as _VSCODE_os\n_VSCODE_os.getcwd()", "%matplotlib inline", VARIABLES)))
+        own = ("import os as _VSCODE_os\n_VSCODE_os.getcwd()", "%matplotlib inline", VARIABLES)
+        self.wait(*(self.execute(code, silent=True) for code in own))
 
     def close(self) -> None:
         """Asks the kernel to end, and ends it: the extension does not wait for long either."""
