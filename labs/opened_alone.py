@@ -22,7 +22,8 @@ OF_THE_HOST = {"torch", "jupyterlab", "ipykernel"}
 _REASON = re.compile(r"ERROR: (?!ResolutionImpossible)|.* depends on .*\d|The user requested ")
 # "Downloading https://HOST/PATH/tqdm-4.67-py3-none-any.whl (78 kB)": the package, the size
 _LOOKED_UP = re.compile(r"Collecting ([\w.-]+)")
-_DOWNLOAD = re.compile(r"Downloading (?:\S*/)?([\w.]+-[\w.]+?)(?:-\S*|\.tar\.gz|\.zip) \(([\d.]+ \wB)\)")
+_DOWNLOAD = re.compile(r"Downloading (?:\S*/)?([\w.]+-[\w.]+?)(?:-\S*|\.tar\.gz|\.zip) "
+                       r"\(([\d.]+ \wB)\)")
 
 
 def complete(error: type[Exception], root: Path = ROOT) -> None:
