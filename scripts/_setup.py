@@ -15,6 +15,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import _uv  # noqa: E402
 from _checkout import Checkout, read, write  # noqa: E402
 from _pip import drop_half_installed, ensure_pip, pip, report, step  # noqa: E402
 from _pythons import (  # noqa: E402
@@ -37,7 +38,7 @@ except ImportError:  # Windows outside WSL
 FORMAT = "2"  # raise it when set-up itself changes what it installs
 # Measured in November 2026 on 2 cores: the wheels for Linux and Python 3.11 (386 MB in all), and
 # the time without their download (25 s by uv, and 88 s by pip, when nothing else ran).
-TORCH_MB, REST_MB = 190, 200
+TORCH_MB, REST_MB, UV_MB = 190, 200, 25  # uv's are among the rest's
 ALL_MINUTES, REST_MINUTES = "half a minute", "20 s"
 CPU_GB, CUDA_GB, RENEW_GB = 2.5, 8.0, 1.0  # of disk: a new .venv with either torch, a renewal
 
@@ -185,7 +186,8 @@ def install_torch(checkout, lock_fd, found, rest):
     if public_version(found) != pin:
         write(checkout.own_torch, pin + "\n")
     there = "already here" if public_version(found) == pin else f"about {TORCH_MB} MB without CUDA"
-    with step(2, f"torch {pin} ({there})"):
+    first = f"uv, which installs (about {UV_MB} MB), then " if _uv.is_missing(checkout) else ""
+    with step(2, f"{first}torch {pin} ({there})"):
         pip(checkout, lock_fd, f"torch {pin}", "-c", rest, f"torch=={pin}")
 
 
@@ -196,7 +198,8 @@ def install_rest(checkout, lock_fd, rest, torch):
         # JupyterLab finds its own files only where it is installed, so what the base has of
         # the lock is installed again; its torch, and what that needs, is not touched.
         arguments += ["--no-deps", "--ignore-installed"]
-    with step(3, f"JupyterLab, transformers and the rest: {len(checkout.pins()) - 1} packages"):
+    number = len(checkout.pins()) - 1
+    with step(3, f"JupyterLab, transformers and the rest: {number} packages, about {REST_MB} MB"):
         pip(checkout, lock_fd, "the locked packages", *arguments)
         write_jupyterlab_settings(checkout)
         write_kernel_settings(checkout)
@@ -234,7 +237,7 @@ def announce(checkout, torch):
     else:
         megabytes, minutes, cuda = TORCH_MB + REST_MB, ALL_MINUTES, "; with CUDA several GB"
     report(
-        f"Set-up runs once. It downloads about {megabytes} MB ({megabytes * 8 // 100} s at "
+        f"It downloads about {megabytes} MB ({megabytes * 8 // 100} s at "
         f"100 Mbit/s{cuda}) and takes about {minutes} more on 2 cores."
     )
 
@@ -259,6 +262,8 @@ def prepare_venv(checkout):
 def install(checkout, lock_fd):
     """Bring .venv to what the lock says; the stamp is written last."""
     start = time.monotonic()
+    # Before anything that takes time: to start each Python of a busy machine can take a minute.
+    report("Set-up runs once. It looks for a fitting Python here ...")
     checkout.torch_version()
     if os.path.exists(checkout.stamp):
         os.remove(checkout.stamp)

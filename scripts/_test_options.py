@@ -19,7 +19,7 @@ examples:
   scripts/test --fast                             without slow and browser tests, few wrong answers
   scripts/test tests/workers                      the Python tests of one part of labs/
   scripts/test tests/workers/test_launch.py -k hang
-  scripts/test notebooks/00_start_here.ipynb      one notebook, every cell executed (nbval)
+  scripts/test notebooks/00_start_here.ipynb      one notebook, every cell executed
   scripts/test tests -- -x --pdb                  arguments for pytest come after --
 
 environment:
@@ -51,7 +51,7 @@ def check(arguments):
     much.add_argument("--since", metavar="COMMIT", help="besides the gate, all tests that "
                                                        "changes since then can reach")
     much.add_argument("--fast", action="store_true", help="no slow or browser tests, few wrong "
-                                                          "answers, no nbval")
+                                                          "answers, no notebooks")
     parser.add_argument("-k", metavar="EXPR", help="only tests whose name matches (as in pytest)")
     # Options may stand between paths; Python 3.6 cannot do that, and only has to answer --help.
     parse = getattr(parser, "parse_intermixed_args", parser.parse_args)

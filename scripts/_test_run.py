@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import psutil
 from _test_options import ALL_MINUTES, FAST_MINUTES, GATE_MINUTES, check
 
 ROOT = Path(__file__).resolve().parent.parent
+# Solutions; tests/untouched.py runs the untouched ones, by nbclient.
 NBVAL = ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=300",
          "--nbval-sanitize-with=tests/nbval_sanitize.cfg", "-p", "untouched"]
 NOTEBOOK_FOLDERS = ["notebooks", "solutions"]
@@ -26,8 +26,6 @@ NOTHING_SELECTED = 5  # pytest's exit code
 TWICE = 3  # tests that may fail at first; more are no accident
 # Tests wait for ranks, kernels and hangs, too: three at a time keep two cores busy.
 AT_ONCE = str(max(3, min(8, (os.cpu_count() or 2) // 2)))
-# The browser test that runs a student notebook untouched, and judges each cell as nbval's plugin.
-IN_BROWSER = re.compile(r"test_an_untouched_notebook_runs_and_is_shown_well\[(\w+)\]")
 
 
 @dataclass
@@ -40,7 +38,6 @@ class Result:
     skipped: int = 0
     seconds: float = 0.0
     note: str = ""
-    in_browser: set = field(default_factory=set)  # names of notebooks
     recovered: dict = field(default_factory=dict)  # what passed the second time: why not at once
     durations: dict = field(default_factory=dict)  # seconds of each test
 
@@ -50,7 +47,7 @@ class Result:
 
 
 def is_notebook(path):
-    """Return whether a path goes to nbval: a notebook, or a folder of them."""
+    """Return whether a path goes to the runners of notebooks: one, or a folder of them."""
     file = Path(path.split("::")[0]).resolve()
     return file.suffix == ".ipynb" or file in [ROOT / name for name in NOTEBOOK_FOLDERS]
 
@@ -137,8 +134,6 @@ def read_report(name, report):
         totals[outcome] for outcome in ("passed", "failed", "skipped"))
     result.recovered = {shown: why for shown, (test, why) in again.items()
                         if outcomes[test] == "passed"}
-    passed = [test.partition("::")[2] for test, outcome in outcomes.items() if outcome == "passed"]
-    result.in_browser = {found[1] for found in map(IN_BROWSER.fullmatch, passed) if found}
     result.durations = _test_durations.of_report(report)
     return result
 
@@ -148,12 +143,9 @@ def has(case, *outcomes):
     return any(case.find(outcome) is not None for outcome in outcomes)
 
 
-def notebooks_for_nbval(in_browser):
-    """Return what nbval runs in a whole run, the longest first: all notebooks but those untouched
-    ones that have run in the browser. To run one of them again would show no more.
-    """
-    students, solutions = (sorted((ROOT / name).glob("*.ipynb")) for name in NOTEBOOK_FOLDERS)
-    paths = [*solutions, *(path for path in students if path.stem not in in_browser)]
+def all_notebooks():
+    """Return all notebooks, solutions and untouched ones, the longest first."""
+    paths = [path for name in NOTEBOOK_FOLDERS for path in sorted((ROOT / name).glob("*.ipynb"))]
     names, seconds = [path.relative_to(ROOT).as_posix() for path in paths], _test_durations.read()
     return sorted(names, key=lambda name: -seconds.get(_test_durations.whole(name), 0.0))
 
@@ -201,23 +193,19 @@ def stages(options):
         yield timed("lint (ruff)", command_stage, lint)
         build = ["scripts/build", "--check"]
         yield timed("generated notebooks are current", command_stage, build)
-    tests, in_browser = [path for path in options.paths if not is_notebook(path)], set()
+    tests = [path for path in options.paths if not is_notebook(path)]
     if tests or not options.paths:
         where = tests or ["tests"]
-        result = timed("Python tests (pytest)", pytest_stage, where, options,
-                       # tests/conftest.py says which files come first
-                       # each of pytest's processes would import nbval, and Jupyter's client with it
-                       [*chosen(options), "--no-loadscope-reorder", "-p", "no:nbval"])
-        in_browser = result.in_browser
-        yield result
+        yield timed("Python tests (pytest)", pytest_stage, where, options,
+                    # tests/conftest.py says which files come first
+                    # each of pytest's processes would import nbval, and Jupyter's client with it
+                    [*chosen(options), "--no-loadscope-reorder", "-p", "no:nbval"])
     notebooks = [path for path in options.paths if is_notebook(path)]
     if everything and not options.fast:
-        notebooks = notebooks_for_nbval(in_browser)
-        if in_browser:
-            print("\nRun untouched in the browser, and judged as by nbval, so not run again: "
-                  f"{', '.join(sorted(in_browser))}", flush=True)
+        notebooks = all_notebooks()
     if notebooks:
-        yield timed("notebooks (nbval)", pytest_stage, notebooks, options, NBVAL)
+        yield timed("notebooks (solutions by nbval, untouched ones by nbclient)", pytest_stage,
+                    notebooks, options, NBVAL)
 
 
 def summarize(results):

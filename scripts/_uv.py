@@ -6,6 +6,7 @@ has no such words, and wherever uv fails, pip installs as ever, and its log is e
 """
 
 import ast
+import glob
 import os
 import re
 import subprocess
@@ -80,13 +81,25 @@ def pin(checkout):
                  if each.requirement.startswith("uv==")), "")
 
 
+def is_unwanted(checkout):
+    """Return whether pip installs without trying uv: by choice, or on top of another Python's
+    packages, which uv does not see."""
+    return os.environ.get("WORKBOOK_UV") == "0" or os.path.exists(checkout.base_python)
+
+
+def is_missing(checkout):
+    """Return whether `install` has to download uv first, as far as the files of .venv say."""
+    pattern = os.path.join(checkout.venv, "lib", "python*", "site-packages",
+                           pin(checkout).replace("==", "-") + ".dist-info")
+    return bool(pin(checkout)) and not is_unwanted(checkout) and not glob.glob(pattern)
+
+
 def install(checkout, lock_fd, call, arguments):
     """Install what these arguments of `pip install` name; return whether uv has done it.
 
-    call(command, lock_fd, log, environment) runs a command. Not on top of another Python's
-    packages, which uv does not see.
+    call(command, lock_fd, log, environment) runs a command.
     """
-    if os.environ.get("WORKBOOK_UV") == "0" or os.path.exists(checkout.base_python):
+    if is_unwanted(checkout):
         return False
     found = settings_of(checkout)
     if found is None or not has_uv(checkout, lock_fd, call):

@@ -158,10 +158,8 @@ def assert_shown_well(page, name, both=True):
 @pytest.mark.parametrize("name", [
     pytest.param(name, marks=[pytest.mark.gate] * name.startswith("02_")) for name in NAMES])
 def test_an_untouched_notebook_runs_and_is_shown_well(untouched, page, name):
-    """A whole run of scripts/test leaves out of nbval what has passed this.
-
-    One page is looked at in both themes: the other texts and pictures are those of the solutions,
-    which are, and what waits looks the same everywhere."""
+    """One page is looked at in both themes: the other texts and pictures are those of the
+    solutions, which are, and what waits looks the same everywhere."""
     notebook = untouched(name)
     assert_untouched(notebook.untouched)
     assert_shown_well(page, f"{name}-student", both=name.startswith("02_"))

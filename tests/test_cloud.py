@@ -1,6 +1,7 @@
 """scripts/cloud: SkyPilot's file, the Dockerfile, the hub's configuration, and the page on them.
 Nothing is rented and no image is built: schemas and linters are their makers' own."""
 
+import json
 import os
 import re
 import subprocess
@@ -227,4 +228,24 @@ def test_the_page_names_only_what_is_there():
     named = re.findall(r"(?:\./)?(scripts/[\w/.-]+\w)", PAGE)
     assert named and not [name for name in named if not (ROOT / name).exists()]
     links = re.findall(r"\]\(([^)]+)\)", PAGE)
-    assert links and not [link for link in links if not (CLOUD / link).exists()]
+    assert links and not [link for link in links
+                          if not link.startswith("https:") and not (CLOUD / link).exists()]
+
+
+def test_the_dev_container_is_one_that_codespaces_and_vs_code_read():
+    """By the published schema (devcontainers/spec), which forbids keys that it does not know."""
+    found = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    assert set(found) <= {"name", "image", "hostRequirements", "postCreateCommand",
+                          "customizations"}
+    needs = found["hostRequirements"]
+    assert needs["cpus"] >= 2 and all(re.fullmatch(r"\d+gb", needs[what])
+                                      for what in ("memory", "storage"))
+    assert re.fullmatch(r"mcr\.microsoft\.com/devcontainers/python:3\.1[1-4]", found["image"])
+    commands = re.findall(r"\./scripts/\w+", found["postCreateCommand"])
+    assert "; ".join(commands) == found["postCreateCommand"]  # a warning of one stops none
+    assert all(os.access(ROOT / command, os.X_OK) for command in commands)
+    code = found["customizations"]["vscode"]
+    assert all(re.fullmatch(r"[\w-]+\.[\w-]+", name) for name in code["extensions"])
+    assert code["settings"]["python.defaultInterpreterPath"].endswith("/.venv/bin/python")
+    [opened] = found["customizations"]["codespaces"]["openFiles"]
+    assert (ROOT / "notebooks" / Path(opened).name).exists()

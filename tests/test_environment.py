@@ -154,7 +154,8 @@ def test_requires_python_is_read_as_packaging_reads_it(clause):
 
 @pytest.mark.parametrize("name", ["requirements.lock", "pyproject.toml", "environment.yml"])
 def test_no_list_names_a_host_or_an_index(name):
-    text = (ROOT / name).read_text()
+    """But for the repository's own address, once scripts/address has written it."""
+    text = load("_address").TABLE.sub("", (ROOT / name).read_text())
     assert not re.search(r"https?:|file:|://|index-url|find-links|\.(com|org|io)\b", text)
 
 
@@ -314,16 +315,35 @@ def test_a_long_reason_is_shortened():
 def test_set_up_says_first_how_long_it_takes_and_how_much_it_downloads(
         checkout, installed, capsys):
     setup.main(str(checkout))
-    first = capsys.readouterr().out.splitlines()[0]
-    assert re.search(r"downloads about \d+ MB .*takes about half a minute more on 2 cores", first)
-    assert "with CUDA several GB" in first
+    at_once, sizes, *steps = capsys.readouterr().out.splitlines()
+    assert at_once == "Set-up runs once. It looks for a fitting Python here ..."
+    assert re.search(r"downloads about \d+ MB .*takes about half a minute more on 2 cores", sizes)
+    assert "with CUDA several GB" in sizes
+    said = "\n".join(steps)  # and each step what it downloads
+    assert f"2/4 uv, which installs (about {setup.UV_MB} MB), then torch 2.13.0 (about" in said
+    assert re.search(rf"3/4 JupyterLab, .* \d+ packages, about {setup.REST_MB} MB", said)
+
+
+@pytest.mark.parametrize("reason", ["it is here", "not wanted", "on another Python's packages"])
+def test_uv_is_not_announced_where_it_is_not_downloaded(checkout, monkeypatch, reason):
+    root = checkouts.Checkout(str(checkout))
+    assert uv.is_missing(root)
+    if reason == "it is here":
+        version = uv.pin(root).partition("==")[2]
+        packages = next((checkout / ".venv" / "lib").glob("python*/site-packages"))
+        (packages / f"uv-{version}.dist-info").mkdir()
+    elif reason == "not wanted":
+        monkeypatch.setenv("WORKBOOK_UV", "0")
+    else:
+        Path(root.base_python).touch()
+    assert not uv.is_missing(root)
 
 
 def test_a_torch_that_stays_is_not_counted_as_a_download(checkout, installed, capsys):
     put_torch(checkout, "2.11.0+cu130")
     setup.main(str(checkout))
-    first = capsys.readouterr().out.splitlines()[0]
-    assert f"about {setup.REST_MB} MB" in first and "CUDA" not in first
+    sizes = capsys.readouterr().out.splitlines()[1]
+    assert f"about {setup.REST_MB} MB" in sizes and "CUDA" not in sizes
 
 
 def test_too_little_disk_is_refused_before_anything_is_installed(monkeypatch, tmp_path):
@@ -660,28 +680,14 @@ def test_stages_count_what_pytest_counts(tmp_path):
     assert done.stdout.splitlines()[-1] == "1 passed, 1 failed, 1 skipped"
 
 
-def test_nbval_runs_each_student_notebook_that_has_not_passed_in_the_browser(tmp_path):
-    report, test = tmp_path / "report.xml", "test_an_untouched_notebook_runs_and_is_shown_well"
-    assert test in (ROOT / "tests" / "test_browser.py").read_text()
-    names = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
-    outcomes = ["", "<failure/>", "<skipped/>", "<error/>"]
-    report.write_text("<testsuites>" + "".join(
-        f'<testcase name="{test}[{name}]">{outcome}</testcase><testcase name="other[{name}]"/>'
-        for name, outcome in zip(names, outcomes, strict=False)) + "</testsuites>")
-    seen = runner.read_report("tests", report).in_browser
-    assert seen == {names[0]}
-    assert runner.read_report("tests", tmp_path / "none.xml").in_browser == set()
-    all_of_them = {f"{folder}/{name}.ipynb" for folder in ("notebooks", "solutions")
-                   for name in names}
-    assert set(runner.notebooks_for_nbval(seen)) == all_of_them - {f"notebooks/{names[0]}.ipynb"}
-    assert set(runner.notebooks_for_nbval(set())) == all_of_them
-
-
-def test_nbval_begins_with_the_notebooks_that_take_longest(monkeypatch):
+def test_all_notebooks_are_run_those_that_take_longest_first(monkeypatch):
     took = {"solutions/06_scaling.ipynb::all cells": 200.0,
             "notebooks/02_manual_ddp.ipynb::all cells": 9.0}
     monkeypatch.setattr(runner._test_durations, "read", lambda: took)
-    assert [f"{name}::all cells" for name in runner.notebooks_for_nbval(set())[:2]] == list(took)
+    found = runner.all_notebooks()
+    assert [f"{name}::all cells" for name in found[:2]] == list(took)
+    assert sorted(found) == sorted(path.relative_to(ROOT).as_posix() for path in
+                                   ROOT.glob("[ns]*s/*.ipynb"))
 
 
 @pytest.mark.slow

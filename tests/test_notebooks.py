@@ -1,6 +1,6 @@
 """What stands in every notebook and in its solution. scripts/test runs both, too: nbval holds what
-each check of a solution says against what is read here; it, or the browser test, holds what an
-untouched notebook says against `untouched`.
+each check of a solution says against what is read here; nbclient, and the browser test, hold what
+an untouched notebook says against `untouched`.
 """
 
 import re

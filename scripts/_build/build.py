@@ -48,7 +48,7 @@ def read_lesson(root: Path, name):
     for sources in (for_solution, for_student):
         card.add_row(cells, sources, row)
         links.add_links(cells, sources, neighbours)
-    opened_alone.add_cell(cells, for_solution, for_student)
+    opened_alone.add_cell(cells, root, for_solution, for_student)
     return Lesson(
         root,
         name,

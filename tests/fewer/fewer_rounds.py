@@ -1,7 +1,7 @@
 """Cuts short what the labs repeat so that its median means something.
 
-Student notebooks are run untouched besides their solutions, in a browser or by nbval, to see what
-the page shows and that every exercise waits. The pretend node shows what runs on a GPU.
+Student notebooks are run untouched besides their solutions, in a browser or by nbclient, to see
+what the page shows and that every exercise waits. The pretend node shows what runs on a GPU.
 Neither needs the median: the solutions, run whole by nbval, show that.
 """
 

@@ -1,5 +1,5 @@
 """Python imports this by itself at its start, in kernels and in the fork servers that they start:
-nbval and the browser test put this folder on PYTHONPATH."""
+scripts/test and the browser test put this folder on PYTHONPATH."""
 
 import fewer_rounds
 
