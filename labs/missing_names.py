@@ -54,7 +54,8 @@ def _show_interrupted(shell, error) -> None:
 
 def _begin(info) -> None:
     imports = re.match(r"\s*(import|from) ", info.raw_cell or "")
-    _line.begin("importing, which takes longest the first time" if imports else "this cell is running")
+    _line.begin("importing, which takes longest the first time" if imports
+                else "this cell is running")
 
 
 def _end(result) -> None:

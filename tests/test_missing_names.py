@@ -1,4 +1,4 @@
-"""A cell that is run before the cells above it, that waits for an answer, or that is interrupted."""
+"""A cell that is run before those above it, that waits for an answer, or that is interrupted."""
 
 import time
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""What the cells of the notebook define, and which of them have not run in this kernel: for messages
-that say which cell to run, in place of a bare NameError or a look at an old answer.
+"""What the cells of the notebook define, and which of them have not run in this kernel: for
+messages that say which cell to run, in place of a bare NameError or a look at an old answer.
 
 Imports no IPython: without a kernel there is nothing to say.
 """
@@ -49,8 +49,8 @@ def old_answer() -> str:
 
 
 def what_to_run(message: str) -> str:
-    """Says which cell to run first, for the message of a NameError whose name a cell of the notebook
-    defines; "" where it is a slip in the student's code, and outside of a notebook."""
+    """Says which cell to run first, for the message of a NameError whose name a cell of the
+    notebook defines; "" where it is a slip in the student's code, and outside of a notebook."""
     global _said
     shell, found = _shell(), _MISSING.search(message)
     if not (shell and found) or found[1] in shell.user_ns:
@@ -61,8 +61,8 @@ def what_to_run(message: str) -> str:
         return (f"The last cell that defines {name} is not Python ({unread[name]}): fix it and run "
                 "it, then this one.")
     if cell := _cell_with(name):
-        return (f"{name} is defined in the cell that begins with `{cell}`, which has not run to its "
-                f"end since the kernel was started: run it first ({ABOVE}), then this one.")
+        return (f"{name} is defined in the cell that begins with `{cell}`, which has not run to "
+                f"its end since the kernel was started: run it first ({ABOVE}), then this one.")
     return f"Run the cells above this one first ({ABOVE})." if name in _OURS else ""
 
 
@@ -72,7 +72,8 @@ def names_in(source: str) -> set[str]:
         return set()
     names = {first or second for first, second in _DEFINES.findall(source)}
     for imported in _IMPORTS.findall(source):
-        names |= {part.split()[-1].partition(".")[0] for part in imported.split(",") if part.strip()}
+        parts = filter(None, map(str.strip, imported.split(",")))
+        names |= {part.split()[-1].partition(".")[0] for part in parts}
     return names | {f"guess {exercise}" for exercise in _GUESS.findall(source)}
 
 

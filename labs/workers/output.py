@@ -34,7 +34,7 @@ NOISE = re.compile(r"(\[rank\d+\]:)?\[[EW]\d{4} [\d:.]+ (ProcessGroup|Utils|sock
                    r"|terminate called after throwing an instance of 'c10::"
                    r"|  what\(\):  \[PG ID|Exception raised from |frame #\d+: "
                    r'|  File ".*", line \d+ in |Extension modules: '
-                   # DTensor's log where a tensor in two dimensions of shards is gathered to be saved
+                   # DTensor's log where a tensor that is sharded twice is gathered to be saved
                    r"|(\[rank\d+\]:)?W\d{4} [\d:.]+ \d+ \S*torch/distributed/tensor/"
                    r"_redistribute\.py:\d+\] While redistributing ")
 _CONTROL = re.compile("\x1b(?!\\[[0-9;]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]")

@@ -20,6 +20,8 @@ OFF = "WORKBOOK_PROGRESS"  # the environment variable; "0" where outputs are com
 _WIDTH = 88  # characters of a bar's line
 
 _doing: list[str] = []  # what is being done, the outermost first
+before: list[Callable[[], None]] = []
+"""Functions that are called before anything is done that may take long."""
 _details: list[Callable[[], str]] = []  # functions that say more about it
 _bars = set()  # those that are open: the line would repeat what they show
 _began = 0.0  # when the outermost of it began, by time.monotonic()
@@ -97,6 +99,8 @@ def status(words: str, terminal: bool = True,
     """
     global _began
     if not _doing:
+        for function in before:
+            function()
         _began = time.monotonic()
     _doing.append(words)
     if details:
@@ -117,8 +121,8 @@ def status(words: str, terminal: bool = True,
 
 
 class CellLine:
-    """The same line for all that a cell does: `begin` before it runs, `end` after. Where no `status`
-    says what is being done, it has words of its own."""
+    """The same line for all that a cell does: `begin` before it runs, `end` after. Where no
+    `status` says what is being done, it has words of its own."""
 
     def __init__(self):
         self._ticking = None
