@@ -644,13 +644,14 @@ lab.run_script(hello_script, ranks=2)
 
 # %% [markdown]
 # These processes are not connected yet. They need a *rendezvous*, an address that all of them know: a
-# file that does not exist yet, or a free port.
+# free port, or a file that does not exist yet. A new folder for each run holds no such file, and is
+# removed at its end.
 #
 # | call | returns | blocks? |
 # |:--|:--|:--|
-# | `dist.init_process_group("gloo", init_method="file:///tmp/x", rank=r, world_size=N)` | None | until N ranks have called it |
+# | `tempfile.TemporaryDirectory()` | for `with ... as folder:` the path of a new folder, removed at the end | no |
+# | `dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=r, world_size=N)` | None | until N ranks have called it |
 # | `dist.destroy_process_group()` | None; ends the group | no |
-# | `tempfile.TemporaryDirectory()` | for `with`: the path of a new folder, removed at the end | no |
 
 # %% [markdown]
 # ### Exercise 0.5 · A script with `mp.spawn`

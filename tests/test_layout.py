@@ -16,8 +16,8 @@ LABS = ROOT / "labs"
 # From the bottom to the top: a package imports from itself and from those before it. `notebooks`
 # stands for all packages of one notebook each. That of a later notebook may import an earlier
 # one's, because a student's earlier work is used again.
-ORDER = ["missing_names", "opened_alone", "lazy_exports", "words", "workers", "training", "meters",
-         "predictions", "pictures", "faults", "checks", "notebooks"]
+ORDER = ["opened_alone", "lazy_exports", "words", "workers", "training", "meters", "predictions",
+         "pictures", "faults", "checks", "notebooks", "missing_names"]
 NOTEBOOKS = [path.stem.split("_", 1)[1] for path in sorted((ROOT / "solutions").glob("*_*.py"))]
 PACKAGES = sorted(path.parent.name for path in LABS.glob("*/__init__.py"))
 # Pages that name files of this repository.

@@ -26,6 +26,7 @@ from labs.training.presets import Preset
 from labs.workers import devices
 from labs.workers.channel import report
 from labs.workers.launcher import launch
+from labs.workers.other_load import name_load
 from labs.workers.slow_link import proportional_link, slow_link
 
 SETTINGS = {"lr": 1e-3}  # of AdamW
@@ -176,6 +177,8 @@ def compare(chosen: Mapping[str, Callable], preset: Preset, *, measure_memory: b
     step that all its bytes, and the latency of one collective, take (`proportional_link`). device,
     quiet: as for `launch`.
     """
+    if rounds:
+        name_load()
     # verify=False: to compare the ranks' collectives takes time that would be measured; on NCCL it
     # is up to 30 % of a small collective (labs/workers/nccl.py).
     # no time limit, also inside a check: a slow machine may take minutes for honest work

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from labs.checks.numbers import as_number
 from labs.checks.verdicts import COLOURS, SIGNS, card, kind_of
 from labs.pictures import palette
+from labs.workers import notebook_cells
 
 _guesses: dict[str, float] = {}
 _questions: dict[str, str] = {}
@@ -57,10 +58,12 @@ def guess(exercise: str, question: str, value) -> Guess:
 
 
 def guessed(exercise: str) -> float | None:
-    """The guess that was written down for an exercise, or None."""
-    return _guesses.get(exercise)
+    """The guess that was written down for an exercise, or None; also None where its last cell is
+    not Python: then what was written down before is no guess any more."""
+    return None if f"guess {exercise}" in notebook_cells.unread else _guesses.get(exercise)
 
 
 def all_guesses() -> list[tuple[str, str, float]]:
     """(exercise, question, guess) of all that were written down, in that order."""
-    return [(exercise, _questions[exercise], value) for exercise, value in _guesses.items()]
+    return [(exercise, _questions[exercise], value) for exercise, value in _guesses.items()
+            if guessed(exercise) is not None]

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
-from labs.checks import broken_cells
 from labs.checks.records import record
 from labs.checks.student_code import (
     TooMuchOutput,
@@ -23,7 +22,7 @@ from labs.meters.typical_step import NotTypical
 from labs.pictures import palette
 from labs.pictures.in_scripts import print_in_script
 from labs.words import with_article
-from labs.workers import devices, source_lines
+from labs.workers import devices, notebook_cells, source_lines
 from labs.workers.failures import LaunchError, RankFailed
 from labs.workers.launcher import time_limit
 from labs.workers.output import last_lines
@@ -174,7 +173,7 @@ def shows(exercise: str) -> Callable[[Callable], Callable]:
 def _judged(exercise, hints, finish, device, function):
     what = f"exercise {exercise}" if exercise[0].isdigit() else exercise  # a picture's title
 
-    broken_cells.watch()
+    notebook_cells.watch()
 
     @functools.wraps(function)
     def judged(*answers, **options):
@@ -187,7 +186,7 @@ def _judged(exercise, hints, finish, device, function):
         # neutral.
         if verdicts:
             return verdicts[0]  # of an earlier cell, whose result this one needs
-        if old := broken_cells.old_answer():
+        if old := notebook_cells.old_answer():
             return Verdict(exercise, None, old)
         if any(answer is ... for answer in answers):
             return Verdict(exercise, None, "is waiting for your answer")
@@ -262,6 +261,9 @@ def verdict_of(exercise: str, error: BaseException, answers: tuple = ()) -> Verd
         own = str(cause) == f"Exercise {exercise}"
         return Verdict(exercise, None, ("is waiting for your code" if own else f"waits for {cause}")
                        + _line_to_remove(error))
+    # A name of another cell, which has not run: nothing is known of the answer.
+    if isinstance(cause, NameError) and (first := notebook_cells.what_to_run(str(cause))):
+        return Verdict(exercise, None, f"waits for another cell. {first}")
     if isinstance(cause, Wrong):
         line = f"\n    {cause.place}:  {cause.place.source}" if cause.place else ""
         return Verdict(exercise, False, cause.sentence + line, cause.hint, _printed(error),
@@ -293,15 +295,11 @@ def _code_of(error: BaseException) -> str:
 
 
 def _line_to_remove(error) -> str:
-    """Where the line that raises still stands below code, and is all that waits; or empty. In a
-    student's notebook the line above it is a comment."""
+    """Where the line that raises still stands below code, and is all that waits; or empty."""
     place = (error.outcomes[error.rank].place if isinstance(error, RankFailed) else
              own_place(error))
-    if place is None or not place.source.startswith("raise NotImplementedError"):
-        return ""
-    above = place.above.rstrip("\"'")
-    is_code = above and above == place.above and not above.startswith("#") and above[-1] != ":"
-    return f": {place} still raises an error, below your code; remove that line" * is_code
+    left = place.left_below_code if place else ""
+    return left and f": {left}"
 
 
 def _is_ours(error, answers) -> bool:

@@ -35,6 +35,7 @@ from labs.training.presets import machine
 from labs.workers import cuda, devices
 from labs.workers.failures import OutOfMemory, RanksStuck
 from labs.workers.launcher import launch
+from labs.workers.other_load import name_load
 from labs.workers.progress import status
 
 START = 12  # seconds from a launch to the first step, in order of magnitude
@@ -155,6 +156,7 @@ def measure(job: NodeJob, alone: bool = False) -> Measured:
     needs = 16 * job.parameters * job.offload / (job.size.ranks if alone else 1)
     if needs > 0.8 * host_memory():
         return Measured(failure=f"the host has only {host_memory() / 1e9:.0f} GB")
+    name_load()
     try:
         found = launch(run_alone if alone else run, job, ranks=1 if alone else job.size.ranks,
                        quiet=True, verify=False, hang_after=60, timeout=STOPPED)

@@ -24,6 +24,7 @@ from labs.words import counted
 from labs.workers import memory as process_memory
 from labs.workers.failures import OutOfMemory
 from labs.workers.launcher import launch
+from labs.workers.other_load import name_load
 from labs.workers.progress import status
 from labs.workers.slow_link import slow_link
 
@@ -139,6 +140,7 @@ def measure(job: NodeJob, node: Node, limit: float) -> Measured:
     limited = {"memory_limit": limit} if memory_limits.can_limit() else {}
     if not limited and predicted_peak(job).total > limit:
         return Measured(failure="out of memory, by formula: this system limits no process")
+    name_load()
     try:
         found = launch(run, job, node, ranks=job.size.ranks, device="cpu", quiet=True,
                        verify=False, hang_after=60, **limited)

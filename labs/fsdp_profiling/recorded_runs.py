@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -39,6 +38,7 @@ from labs.words import counted
 from labs.workers import devices
 from labs.workers.collectives import has_nccl
 from labs.workers.launcher import launch
+from labs.workers.other_load import name_load
 from labs.workers.progress import status
 from labs.workers.slow_link import Link, proportional_link, slow_link
 
@@ -142,6 +142,7 @@ def record_runs(configs: list[RunConfig], recordings: int = 1, share: float | No
 
 
 def _launch(work, ranks):
+    name_load()
     return launch(work, ranks=ranks, quiet=True, verify=False, hang_after=60)
 
 
@@ -156,7 +157,7 @@ def _proportional(preset, share) -> Link:
     def measure():
         model, optimizer = comparison.build(configured_fsdp2, preset)
         batch = comparison.batches(preset, 1)[0]
-        return proportional_link(partial(labelled_step, model, optimizer, batch), share, LATENCY)
+        return proportional_link(functools.partial(labelled_step, model, optimizer, batch), share, LATENCY)
 
     with status("measuring how fast this machine computes"):
         return _launch(measure, preset.ranks)[0]
@@ -176,7 +177,7 @@ def record_clearly(configs: list[RunConfig], rounds: int = ROUNDS, recordings: i
     for turn in range(2, rounds + 1):
         noisy = [number for number, one in enumerate(runs)
                  if contradiction(one) or not is_usual(one)]
-        if beside_first and any(map(partial(_is_as_fast, runs[0]), runs[1:])):
+        if beside_first and any(map(functools.partial(_is_as_fast, runs[0]), runs[1:])):
             noisy = sorted({0, *noisy, *(number for number, one in enumerate(runs)
                                          if number and _is_as_fast(runs[0], one))})
         if not noisy or time.monotonic() - began > TIME_BUDGET:
@@ -211,7 +212,7 @@ def _record(config, link, recordings, measure, folder) -> tuple[Trace, float | N
     # a loader or a rank that is slow on purpose takes far longer than what disturbs a step
     recordings = 1 if config.fault in ("data", "rank") else recordings
     model, optimizer = comparison.build(
-        partial(configured_fsdp2, units=config.units, configure=config.configure,
+        functools.partial(configured_fsdp2, units=config.units, configure=config.configure,
                 before_sharding=config.before_sharding), config.preset)
     slow = config.fault == "rank" and dist.get_rank() == config.slow_rank
     slow_rank = SlowRank(model) if slow else None

@@ -37,6 +37,7 @@ from labs.training.models import EdgeCaseModel, trainable
 from labs.training.presets import Preset
 from labs.words import counted, to_within
 from labs.workers.launcher import launch
+from labs.workers.other_load import name_load
 
 Wrap = Callable[[nn.Module, int], nn.Module]
 _STEPS = 2  # of which the last is recorded: what one step leaves behind can spoil the next
@@ -223,6 +224,7 @@ def _judge_sent(backward, calls):
 def show_in_flight(wrap: Callable, preset: Preset) -> Picture:
     """Draws when each gradient of rank 0 was ready, and when its bucket left and arrived, in the
     recorded step that is nearest to the median."""
+    name_load()
     recorded, buckets = launch(variants.record_marked, wrap, preset, ranks=preset.ranks, quiet=True,
                                verify=False)[0]
     require_typical({"a step": (recorded.seconds, recorded.usual)}, "this cell")

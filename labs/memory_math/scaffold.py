@@ -19,6 +19,7 @@ from labs.training.presets import Preset
 from labs.words import counted
 from labs.workers import devices
 from labs.workers.launcher import launch
+from labs.workers.other_load import name_load
 
 MODELS = ("GPT-2", "Llama-2-7B", "Llama-2-13B", "Llama-3-8B", "Llama-3-70B", "Qwen2-0.5B",
           "Qwen2-7B")
@@ -138,6 +139,7 @@ class CheckpointingCost:
 @shows("1.5")
 def measure_checkpointing(preset: Preset, rounds: int = 5) -> CheckpointingCost:
     """Trains the preset's GPT-2 on one rank, with and without checkpointing, taking turns."""
+    name_load()
     return launch(_checkpointing_cost, preset, rounds, ranks=1, quiet=True, verify=False,
                   hang_after=60)[0]
 

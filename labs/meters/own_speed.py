@@ -10,6 +10,7 @@ from labs.training import data, models
 from labs.training.presets import Preset
 from labs.workers import devices
 from labs.workers.launcher import launch
+from labs.workers.other_load import name_load
 
 WIDTH = {"cpu": 512, "cuda": 8192}  # of the square matrices
 
@@ -40,6 +41,7 @@ class OwnSpeed:
 def measure_own_speed(preset: Preset, rounds: int = 9) -> OwnSpeed:
     """Trains the preset's GPT-2 on one rank, on what the machine has, and multiplies two large
     matrices in turn with its steps."""
+    name_load()
     return launch(_own_speed, preset, rounds, ranks=1, quiet=True, verify=False, hang_after=60)[0]
 
 

@@ -1,4 +1,5 @@
-"""A slider over named options that has an accessible name: ipywidgets' own sliders have none.
+"""A slider over named options that has an accessible name (ipywidgets' own sliders have none), and
+what it shares with the menu of `labs.pictures.menu`.
 
 Needs Jupyter, unlike the rest of `labs`: only `labs.pictures.widgets` imports it, where it draws.
 """
@@ -55,14 +56,26 @@ _CSS = f"""\
 """
 
 
-class Slider(anywidget.AnyWidget):
-    """One of `options`, (label, value) pairs, chosen by dragging or with the arrow keys.
+# Once the kernel is gone, after a restart and where a saved notebook is opened again, ipywidgets
+# gives each view the class jupyter-widgets-disconnected, and a broken link for an icon.
+PANEL_CSS = """\
+.labs-panel .jupyter-widgets-disconnected::before { content: none !important; }
+.labs-panel.jupyter-widgets-disconnected > .labs-controls { display: none !important; }
+.labs-panel.jupyter-widgets-disconnected::before {
+  content: "Run this cell again to choose: the kernel that answered its controls has ended.";
+  color: var(--jp-ui-font-color1, black) !important;
+  font: bold var(--jp-ui-font-size1, 13px) var(--jp-ui-font-family, sans-serif) !important;
+  margin: 2px 8px 6px; white-space: normal;
+}
+"""
 
-    value: of the chosen option; setting it moves the slider. Raises TraitError for any other.
+
+class Chooser(anywidget.AnyWidget):
+    """One of `options`, (label, value) pairs. A subclass has the JavaScript that shows them.
+
+    value: of the chosen option; setting it moves the control. Raises TraitError for any other.
     """
 
-    _esm = _ESM
-    _css = _CSS
     label = traitlets.Unicode().tag(sync=True)
     label_width = traitlets.Unicode().tag(sync=True)  # a length of CSS, or "auto"
     options = traitlets.List(traitlets.Unicode()).tag(sync=True)  # their labels
@@ -88,3 +101,10 @@ class Slider(anywidget.AnyWidget):
     @traitlets.observe("index")
     def _choose(self, _):
         self.value = self._values[self.index]
+
+
+class Slider(Chooser):
+    """Options to be chosen by dragging or with the arrow keys."""
+
+    _esm = _ESM
+    _css = _CSS + PANEL_CSS

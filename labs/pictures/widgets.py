@@ -52,10 +52,12 @@ class Controls:
         try:
             import ipywidgets
 
+            from labs.pictures.menu import Menu
             from labs.pictures.slider import Slider
         except ImportError:
             return None
-        handles = [_handle(ipywidgets, Slider, choice, self.columns > 1)
+        kinds = {"slider": Slider, "menu": Menu}
+        handles = [_handle(ipywidgets, kinds[choice.kind], choice, self.columns > 1)
                    for choice in self.choices]
         view = ipywidgets.HTML(self.live(**self.first) if self.live else self.still.html(),
                                layout=ipywidgets.Layout(max_width=_PIXELS, margin="0"))
@@ -71,14 +73,11 @@ class Controls:
         grid = ipywidgets.GridBox(handles, layout=ipywidgets.Layout(
             grid_template_columns=f"repeat(auto-fit, minmax(min({least}px, 100%), 1fr))",
             grid_gap="2px 18px", max_width=_PIXELS, margin="2px 2px 6px 8px"))
-        return ipywidgets.VBox([grid, view])
+        # By these classes PANEL_CSS of labs.pictures.slider takes away controls that are dead.
+        return ipywidgets.VBox([grid.add_class("labs-controls"), view]).add_class("labs-panel")
 
 
-def _handle(ipywidgets, slider, choice, in_grid):
+def _handle(ipywidgets, kind, choice, in_grid):
     layout = ipywidgets.Layout(width="auto" if in_grid else "420px", margin="2px")
-    if choice.kind == "slider":
-        return slider(choice.label, choice.options, choice.value, layout=layout,
-                      label_width="104px" if in_grid else "auto")
-    return ipywidgets.Dropdown(
-        options=choice.options, value=choice.value, description=choice.label, layout=layout,
-        style={"description_width": "104px" if in_grid else "initial"})
+    return kind(choice.label, choice.options, choice.value, layout=layout,
+                label_width="104px" if in_grid else "auto")

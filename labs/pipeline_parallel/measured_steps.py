@@ -27,6 +27,7 @@ from labs.training import data, models
 from labs.training.presets import preset
 from labs.workers import devices
 from labs.workers.launcher import launch
+from labs.workers.other_load import name_load
 
 PACE = 0.06  # seconds that F, B and W take at least on a CPU, where ranks share its cores
 STEPS = 3  # that are measured; the shortest is shown, which other programs disturbed least
@@ -56,6 +57,7 @@ def measured_step(schedule: Schedule, paced: bool | None = None) -> MeasuredStep
     sleeps for the rest; None: on a CPU. Raises IllegalSchedule before any rank is started."""
     require_legal(schedule)
     paced = not devices.gpus() if paced is None else paced
+    name_load()
     by_rank = launch(_measured_steps, schedule, paced, ranks=len(schedule.ranks), quiet=True)
     steps = list(zip(*by_rank, strict=True))
     records = min(steps, key=_length)
@@ -153,6 +155,7 @@ def show_stage(layers: Sequence[int], number: int) -> nn.Module:
 def show_part_seconds(layers: int = 4, repeats: int = 5) -> Table:
     """Measures forward and backward of the parts of a small Llama with Llama-3-8B's proportions
     (vocabulary 31 times the hidden size, MLP 3.5 times). Medians, on one rank."""
+    name_load()
     seconds = launch(_part_seconds, layers, repeats, ranks=1, quiet=True)[0]
     rows = [(part, f"{1e3 * found:.2f}", f"{found / seconds['layer']:.2f}")
             for part, found in seconds.items()]

@@ -37,6 +37,7 @@ from labs.training.presets import Preset
 from labs.words import counted, listed
 from labs.workers import devices
 from labs.workers.launcher import launch
+from labs.workers.other_load import name_load
 from labs.workers.progress import status
 from labs.workers.slow_link import Link, slow_link
 
@@ -133,6 +134,7 @@ def record_once(preset: Preset, names: tuple[str, ...] = tuple(FAULTS),
     """Records each run once. folder: for the files of the traces; None means that none are kept."""
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
+    name_load()
     by_rank = launch(_record_all, preset, names, folder, ranks=preset.ranks, quiet=True,
                      verify=False, hang_after=60, timeout=None)
     runs = {name: [without_loading(trace) for trace in

@@ -24,6 +24,7 @@ from labs.training.presets import Preset
 from labs.words import counted
 from labs.workers import devices
 from labs.workers.launcher import launch
+from labs.workers.other_load import name_load
 from labs.workers.slow_link import Link, link_bytes, slow_link
 
 ROUNDS, TRIES = 5, 2  # tries: while strong scaling seems to lose less than weak scaling
@@ -77,6 +78,7 @@ def measure_scaling(preset: Preset | None = None, rounds: int = ROUNDS) -> Scali
     most = counts[-1]
     chosen = preset or small_preset()
     chosen = replace(chosen, ranks=most, batch=-(-chosen.batch // most) * most)
+    name_load()
     for _ in range(TRIES):
         # One launch of the most ranks: those that do not take part wait in the next barrier.
         by_rank = launch(_measure, chosen, counts, rounds, ranks=most, quiet=True, verify=False,

@@ -16,6 +16,7 @@ from labs.surviving_failure.scaffold import StepSeconds, smooth
 from labs.training import data, models
 from labs.workers import devices
 from labs.workers.launcher import launch
+from labs.workers.other_load import name_load
 from labs.workers.progress import status
 from labs.workers.slow_link import Link, slow_link
 
@@ -82,6 +83,7 @@ def recorded_stragglers() -> dict[str, RecordedRun]:
         if not names or time.monotonic() - began > TIME_BUDGET:
             break
         with status(f"recording {', '.join(names)}"):
+            name_load()
             by_rank = launch(_record, names, ranks=RANKS, quiet=True, hang_after=20)
         found |= {name: RecordedRun([own[name] for own in by_rank], FAULTS[name])
                   for name in names}

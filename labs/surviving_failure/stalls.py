@@ -24,6 +24,7 @@ from labs.surviving_failure.scaffold import to_bytes
 from labs.training import data, models
 from labs.workers import devices, processes
 from labs.workers.launcher import launch
+from labs.workers.other_load import name_load
 from labs.workers.progress import status
 
 EVERY, SAVES = 8, 3  # steps between two saves; saves
@@ -63,6 +64,7 @@ class Stalls:
 
 def measure_stalls(saver_class: Callable, atomic_write: Callable, folder: Path) -> Stalls:
     """Trains a GPT-2 under FSDP2 on two ranks, with a save after every EVERY steps."""
+    name_load()
     by_rank = launch(_on_rank, saver_class, atomic_write, folder, ranks=2, quiet=True)
     first = by_rank[0]
     slowest = {way: [max(pair) for pair in zip(*(rank.seconds[way] for rank in by_rank),

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from labs.words import named_ranks
+from labs.workers import notebook_cells
 from labs.workers.launch_error import LaunchError, Stopped
 from labs.workers.outcomes import Kind, Outcome, describe, root_cause, summary
 
@@ -20,7 +21,8 @@ class RankFailed(LaunchError):
         self.rank, self.cause, self.outcomes = root.rank, root.error, outcomes
         self.traceback = root.traceback
         headline = f"{named_ranks([root.rank])} {describe(root)}"
-        super().__init__("\n".join([headline, *root.call_chain(), *summary(outcomes, root)]))
+        super().__init__("\n".join([headline, *root.call_chain(), *summary(outcomes, root),
+                                    *_what_to_do(root)]))
         self.__cause__ = root.error
 
 
@@ -56,6 +58,16 @@ class Interrupted(Stopped):
     def __init__(self, outcomes: list[Outcome]):
         self.outcomes = outcomes
         super().__init__("\n".join(["interrupted; all ranks were stopped", *summary(outcomes)]))
+
+
+def _what_to_do(root) -> list[str]:
+    """Where a rank lacked what another cell defines, or met a gap that is not filled in yet."""
+    if root.error_type == "NameError":
+        return [said] if (said := notebook_cells.what_to_run(root.message)) else []
+    if root.error_type != "NotImplementedError" or not root.message.startswith("Exercise "):
+        return []
+    left = root.place.left_below_code if root.place else ""
+    return [f"{left}." if left else f"{root.message} is waiting for your code: fill it in first."]
 
 
 def failure(outcomes: Iterable[Outcome]) -> RankFailed:

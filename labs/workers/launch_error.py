@@ -1,5 +1,8 @@
 """The bases of what this package raises, importable without torch."""
 
+RUN_AGAIN = ("To continue, run this cell again, and then those below it: what the cells above have "
+             "defined is still there.")
+
 
 class LaunchError(RuntimeError):
     """A launch that could not give results. In a notebook it shows its message, and no traceback
@@ -13,7 +16,18 @@ class LaunchError(RuntimeError):
 
 class Stopped(KeyboardInterrupt):
     """The student interrupted the cell, and what had been started was stopped: in a notebook its
-    message, and no traceback."""
+    message, what was being done and what to run next, and no traceback."""
 
     def _render_traceback_(self):
-        return [str(self)]
+        return [str(self), *_was_doing(self), RUN_AGAIN]
+
+
+def _was_doing(error: BaseException | None) -> list[str]:
+    """What `labs.workers.progress.status` noted on an interrupt, or on the one it was made of."""
+    while error is not None:
+        # How many ranks were at work is no news: the message says what became of each.
+        doing = [words for words in getattr(error, "doing", ()) if not words.endswith(" at work")]
+        if doing:
+            return [f"The cell was at work on {', '.join(doing)}."]
+        error = error.__context__
+    return []

@@ -25,14 +25,18 @@ ARRIVAL_SHOWN = 50_000_000  # bytes of results from which their arrival is shown
 NO_TEXT = "(bytes that are no text; all are in .output)"
 
 # What torch's C++ prints when a peer has gone (the diagnosis says it better), what its profiler
-# prints at every start, and the stacks that faulthandler and c10 write. Kept in `text`.
+# prints at every start, the stacks that faulthandler and c10 write, and a log of torch's of its own
+# work. Kept in `text`.
 NOISE = re.compile(r"(\[rank\d+\]:)?\[[EW]\d{4} [\d:.]+ (ProcessGroup|Utils|socket)\w*\.cpp"
                    r"|USDT:.*ProfilerHandler|Fatal Python error: |(Current t|T)hread 0x"
                    r"|terminate called after throwing an instance of 'gloo::"
                    r"|  what\(\):  \[enforce fail at \S*/gloo/"
                    r"|terminate called after throwing an instance of 'c10::"
                    r"|  what\(\):  \[PG ID|Exception raised from |frame #\d+: "
-                   r'|  File ".*", line \d+ in |Extension modules: ')
+                   r'|  File ".*", line \d+ in |Extension modules: '
+                   # DTensor's log where a tensor that is sharded twice is gathered to be saved
+                   r"|(\[rank\d+\]:)?W\d{4} [\d:.]+ \d+ \S*torch/distributed/tensor/"
+                   r"_redistribute\.py:\d+\] While redistributing ")
 _CONTROL = re.compile("\x1b(?!\\[[0-9;]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]")
 
 

@@ -20,8 +20,12 @@ OFF = "WORKBOOK_PROGRESS"  # the environment variable; "0" where outputs are com
 _WIDTH = 88  # characters of a bar's line
 
 _doing: list[str] = []  # what is being done, the outermost first
+before: list[Callable[[], None]] = []
+"""Functions that are called before anything is done that may take long."""
 _details: list[Callable[[], str]] = []  # functions that say more about it
 _bars = set()  # those that are open: the line would repeat what they show
+_began = 0.0  # when the outermost of it began, by time.monotonic()
+_tickers = 0  # threads that write the line
 
 
 class _CellLine:
@@ -93,17 +97,48 @@ def status(words: str, terminal: bool = True,
     in a terminal, where the line must not meet what ranks print. details: is called each second, in
     another thread, and returns what follows the seconds, or "".
     """
+    global _began
+    if not _doing:
+        for function in before:
+            function()
+        _began = time.monotonic()
     _doing.append(words)
     if details:
         _details.append(details)
     shown = (in_notebook() or terminal and sys.stderr.isatty()) and os.environ.get(OFF) != "0"
     try:
-        with _ticking() if shown and len(_doing) == 1 else contextlib.nullcontext():
+        # one line is enough: that of an outer block, or of the cell
+        with _ticking() if shown and not _tickers else contextlib.nullcontext():
             yield
+    except KeyboardInterrupt as error:
+        # For the message (labs/workers/launch_error.py); the innermost status knows all of it.
+        error.doing = getattr(error, "doing", tuple(_doing))
+        raise
     finally:
         _doing.pop()
         if details:
             _details.remove(details)
+
+
+class CellLine:
+    """The same line for all that a cell does: `begin` before it runs, `end` after. Where no
+    `status` says what is being done, it has words of its own."""
+
+    def __init__(self):
+        self._ticking = None
+
+    def begin(self, words: str) -> None:
+        """From the third second on, says what is being done, or `words`, and for how long."""
+        self.end()
+        if in_notebook() and os.environ.get(OFF) != "0":
+            self._ticking = _ticking(words)
+            self._ticking.__enter__()
+
+    def end(self) -> None:
+        """Takes the line away."""
+        if self._ticking:
+            self._ticking.__exit__(None, None, None)
+            self._ticking = None
 
 
 @contextlib.contextmanager
@@ -142,26 +177,32 @@ class _Printed:
 
 
 @contextlib.contextmanager
-def _ticking():
-    """A thread that rewrites the line each second."""
+def _ticking(words=""):
+    """A thread that rewrites the line each second. words: where no status says more."""
+    global _tickers
     ended = threading.Event()
     line = _CellLine() if in_notebook() else _TerminalLine()
     # In the context of the cell: so ipykernel knows below which cell the line stands.
-    thread = threading.Thread(target=copy_context().run, args=(_tick, line, ended), daemon=True)
+    thread = threading.Thread(target=copy_context().run, args=(_tick, line, ended, words),
+                              daemon=True)
     thread.start()
+    _tickers += 1
     try:
         yield
     finally:
+        _tickers -= 1
         ended.set()
         thread.join()
 
 
-def _tick(line, ended):
+def _tick(line, ended, words):
     began = time.monotonic()
     wait, visible = SHOWN_AFTER, False
     while not ended.wait(wait):
         details = [text for function in list(_details) if (text := function())]
-        parts = [*_doing, f"{time.monotonic() - began:.0f} s", *details]
+        doing = list(_doing)
+        seconds = time.monotonic() - (_began if doing else began)
+        parts = [*(doing or [words]), f"{seconds:.0f} s", *details]
         if _bars:  # which a terminal has in the same place; below a cell both can stand
             parts = details if isinstance(line, _CellLine) else []
         wait, visible = 1.0, bool(parts)

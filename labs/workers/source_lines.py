@@ -48,6 +48,16 @@ class Place:
         lines = map(str.strip, linecache.getlines(self.filename)[:self.line - 1])
         return next(filter(None, reversed(list(lines))), "")
 
+    @property
+    def left_below_code(self) -> str:
+        """Says, where it is so, that the line that raises until an exercise is filled in still
+        stands below code. In a student's notebook the line above it is a comment."""
+        above = self.above.rstrip("\"'")
+        is_code = above and above == self.above and not above.startswith("#") and above[-1] != ":"
+        if not is_code or not self.source.startswith("raise NotImplementedError"):
+            return ""
+        return f"{self} still raises an error, below your code; remove that line"
+
     def __str__(self):
         return f"{_cell(self.filename) or os.path.basename(self.filename)} line {self.line}"
 

@@ -42,6 +42,18 @@ _PEER_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken p
               "Connection refused", "Application timeout caused pair closure", "Socket closed",
               "failed to pass monitoredBarrier")
 
+# Warnings of torch about its own work, which no line of a student's can change: (category, how the
+# message begins). Shown all the same where a student's own line raises one.
+_TORCHS_OWN = (
+    # NCCL's barrier, on every rank: the current device is the right one here
+    (UserWarning, r"barrier\(\): using the device under current"),
+    # NCCL's send and recv: that each pair of ranks connects once
+    (UserWarning, r"An unbatched P2P op \(send/recv\) was called"),
+    # FSDP2, of each forward of a model that returns views, as those of transformers do: that it
+    # would be wrong to change them in place
+    (UserWarning, r"FSDP2-wrapped module \(.*\) returned a view tensor"),
+)
+
 # torch 2.13 warns that these two were renamed (labs/workers/collectives.py).
 _RENAMED = re.compile("(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated")
 
@@ -203,10 +215,6 @@ def _torchruns_variables(config) -> dict[str, str]:
 
 def _forward_warnings(channel):
     """Sends Python warnings to the caller, which shows the same one of several ranks once."""
-    # of NCCL's barrier, on every rank; the current device is the right one here
-    warnings.filterwarnings("ignore", message=r"barrier\(\): using the device under current")
-    # of NCCL's send and recv: that each pair of ranks connects once
-    warnings.filterwarnings("ignore", message=r"An unbatched P2P op \(send/recv\) was called")
     usual = warnings.showwarning
 
     def show(message, category, filename, lineno, file=None, line=None):
@@ -218,9 +226,16 @@ def _forward_warnings(channel):
             place = source_lines.caller_of_torch(sys._getframe(1))
             if not place.is_students:  # DeepSpeed and Accelerate call the old names
                 return None
+        if not place.is_students and _is_torchs_own(category, str(message)):
+            return None
         channel.send("warning", (f"{category.__name__}: {message}", place))
 
     warnings.showwarning = show
+
+
+def _is_torchs_own(category, message) -> bool:
+    return any(issubclass(category, kind) and re.match(words, message)
+               for kind, words in _TORCHS_OWN)
 
 
 def _outcome_fields(error, config) -> dict:

@@ -185,6 +185,40 @@ def test_a_warning_says_how_often_it_came(capfd, next_launch_works):
     assert results.output[1].count("UserWarning: careful") == 3
 
 
+def test_what_torch_says_of_its_own_work_is_not_shown_and_the_students_is(capfd,
+                                                                          next_launch_works):
+    """A model under FSDP2 that returns a view, as the logits of transformers' models are."""
+    def work():
+        import warnings
+
+        from torch.distributed.fsdp import fully_shard
+
+        class Heads(torch.nn.Linear):
+            def forward(self, x):
+                return super().forward(x).view(2, 2)
+
+        fully_shard(Heads(4, 4, bias=False))(torch.ones(1, 4)).sum().backward()
+        warnings.warn("FSDP2-wrapped module (Mine) returned a view tensor", stacklevel=1)
+        warnings.warn("another of the student's", stacklevel=1)
+
+    results = launch(work, ranks=2, device="cpu")
+    shown = capfd.readouterr().out
+    line = work.__code__.co_firstlineno + 10
+    assert f"returned a view tensor, at test_values.py line {line}\n" in shown
+    assert f"another of the student's, at test_values.py line {line + 1}\n" in shown
+    assert "(FSDPHeads)" not in shown + results.output[0]
+
+
+def test_a_line_of_torchs_log_is_kept_and_not_shown():
+    log = ("[rank1]:W1128 15:18:44.123000 13911 torch/distributed/tensor/_redistribute.py:390] "
+           "While redistributing from (Shard(dim=0),), 2 sequential operations will be performed\n")
+    printed = output.RankOutput()
+    printed.feed(f"epoch 0\n{log}{log[8:]}W1128 15:18:44.1 1 mine.py:3] While redistributing\n"
+                 .encode())
+    assert printed.take() == ["epoch 0", "W1128 15:18:44.1 1 mine.py:3] While redistributing"]
+    assert log in printed.text
+
+
 def test_a_flood_of_different_warnings_is_cut(capfd, next_launch_works):
     def work():
         import warnings

@@ -3,6 +3,8 @@
 import pytest
 from notebook_kernel import Kernel
 
+from labs.workers import notebook_cells
+
 CHECK = """
 from labs.checks.verdicts import check
 @check("9.1")
@@ -45,3 +47,37 @@ def test_whatever_was_to_define_the_name(in_kernel, cell):
 def test_a_cell_that_raises_is_no_broken_cell(in_kernel):
     in_kernel.run("double = abs\n1 / 0")
     assert "✓" in in_kernel.run("check_double(double)")[0]
+
+
+def test_a_cell_that_assigns_the_name_itself_is_no_old_answer(in_kernel):
+    in_kernel.run("double = 2 x")
+    assert "✓" in in_kernel.run("double = abs\ncheck_double(double)")[0]
+
+
+def test_a_guess_that_is_not_python_leaves_no_earlier_one(in_kernel):
+    in_kernel.run("import labs\nfrom labs.checks.guesses import guessed, all_guesses")
+    guess = "my_guess = {}\nlabs.guess('9.1', 'MB', my_guess)"
+    in_kernel.run(guess.format(12))
+    in_kernel.run(guess.format("13 MB"))
+    assert in_kernel.run("print(guessed('9.1'), all_guesses())")[0] == "None []\n"
+    in_kernel.run(guess.format(14))
+    assert in_kernel.run("print(guessed('9.1'))")[0] == "14\n"
+
+
+def test_what_is_no_check_says_afterwards_that_it_used_an_old_cell(in_kernel):
+    in_kernel.run("double = abs\ndef launch(function): return function(3)")
+    in_kernel.run("double = 2 x")
+    shown, _ = in_kernel.run("launch(double)")
+    assert "the last cell that defines double is not Python" in shown and "this looked at" in shown
+    assert "not Python" not in in_kernel.run("def g(double): return double\nlaunch(g)")[0]
+    in_kernel.run("double = abs")
+    assert "not Python" not in in_kernel.run("launch(double)")[0]
+
+
+@pytest.mark.parametrize(("source", "names"), [
+    ("import a.b, c as d\nfrom e import f as g, h", {"a", "d", "g", "h"}),
+    ("def f():\n    x = 1\n@wrapped\nclass C: pass\nx, y = 1, 2", {"f", "C", "x"}),
+    ("x == 1\nf(x=1)", set()), ("%%writefile a.py\nx = 1", set()),
+    ("labs.guess('3.8b', 'MB', x)", {"guess 3.8b"})])
+def test_the_names_of_a_cell(source, names):
+    assert notebook_cells.names_in(source) == names
