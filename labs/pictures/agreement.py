@@ -86,7 +86,7 @@ def loss_curves(runs: dict[str, list[float]], difference: float) -> Picture:
     difference: the largest between two runs at the same step."""
     figure, ax = canvas(WIDTH, 3.1)
     for number, (name, values) in enumerate(runs.items()):
-        style = {"linewidth": 7, "alpha": 0.35} if number == 0 else {"linewidth": 1.8}
+        style = {"linewidth": 7} if number == 0 else {"linewidth": 1.8}
         ax.plot(range(1, len(values) + 1), values, label=name, color=palette.RUNS[number], **style)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))  # there is no step 2.5
     ax.set_xlabel("step")

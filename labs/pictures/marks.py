@@ -145,8 +145,8 @@ def draw_whisker(ax: Axes, whisker: tuple[float, float] | None, place: float) ->
 
 def draw_legend(figure: Figure, bars: Iterable[LabelledBar], *others: Artist) -> None:
     """Draws a legend above the chart: the parts that can be seen in any bar, the ticks that there
-    are, and handles of the chart's own. Parts that share a colour, as gradients and what reduces
-    them do, share an entry."""
+    are, and handles of the chart's own. Parts that look the same, as the optimizer's state and its
+    step do, share an entry."""
     bars, styles = list(bars), {}
     some_pale = len({bar.is_pale for bar in bars}) == 2
     for bar in reversed(bars):  # the later one prevails

@@ -40,13 +40,6 @@ def entries(picture):
     return [text.get_text() for text in picture.figure.legends[0].get_texts()]
 
 
-def test_parts_of_one_colour_share_an_entry():
-    drawn = side_by_side(["FSDP"], [
-        Panel("peak", "MB", [Memory(parameters=9e6, gradients=3e6)], 1e6),
-        Panel("sent", "MB", [{"all_gather": 8e6, "reduce_scatter": 4e6}], 1e6)])
-    assert sorted(entries(drawn)) == ["gradients, reduce_scatter", "parameters, all_gather"]
-
-
 def test_a_legend_of_many_parts_is_not_wider_than_the_picture():
     everything = Memory(9e6, 3e6, 2e6, 5e6, 4e6, 1e6)
     drawn = side_by_side(["FSDP", "DDP"], [
