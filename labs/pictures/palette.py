@@ -66,8 +66,12 @@ GUESSED = "#e75181"  # the student's tick, with a diamond; no rank, phase or ver
 # What a rank did in a launch; RANK_FAILED is also the limit that a rank's memory ran into.
 RANK_RETURNED, RANK_FAILED, RANK_WAITS = "#014d0a", "#c8474e", "#286dc5"
 COLLECTIVE_DONE = "#dcefe2"
-UNKNOWN_ORIGIN = "#9aa3ad"  # of a number that no rank's digits explain
+UNKNOWN_ORIGIN = "#eaecef"  # of a number that no rank's digits explain
 
+# What follows a failure: noticed, the others stopped, rendezvous, start, load, steps run again.
+RESTART = {"notices": RANK_FAILED, "stops": MEMORY["buffers"], "meets": _COMMUNICATION,
+           "starts": _OPTIMIZER, "loads": _PARAMETERS, "again": _GRADIENTS}
+TRAINS = _ACTIVATIONS  # beside them: a rank that trains
 MARKS = {"predicted": PREDICTED, "your guess": GUESSED}
 # title -> name -> colour: what is drawn into one picture.
 TOGETHER: dict[str, dict[str, str]] = {
@@ -77,7 +81,11 @@ TOGETHER: dict[str, dict[str, str]] = {
     "collectives": {**COLLECTIVES, **MARKS},
     "saved for backward": {**SAVED, "other": _OTHER, **MARKS},
     "schedules": {"F": _ACTIVATIONS, "B": _GRADIENTS, "W": BUCKETS[1], "idle": IDLE, **MARKS},
-    "ranks": {f"rank {rank}": colour for rank, colour in enumerate(RANKS)},
+    "restarts": {**RESTART, "trains": TRAINS},
+    "restarts over time": {"joined": RUNS[1], **{name: RESTART[name] for name in (
+        "notices", "starts", "again")}, "checkpoint": INK},
+    "ranks": {**{f"rank {rank}": colour for rank, colour in enumerate(RANKS)},
+              "unknown": UNKNOWN_ORIGIN},
     "runs": {**{f"run {run}": colour for run, colour in enumerate(RUNS)}, **MARKS},
     "outcomes": {"returned": RANK_RETURNED, "failed": RANK_FAILED, "waits": RANK_WAITS,
                  "computes": MUTED}}
