@@ -585,7 +585,7 @@ lab.show_checkpointing_cost(cost, step_flops)
 
 # %% [markdown]
 # The quoted "33 % more" is 8/6. It holds for a model without a head, if each block is recomputed in
-# full. PyTorch recomputes less: compare the first two bars. The light blue bar is the time on this
+# full. PyTorch recomputes less: compare the first two bars. The grey bar is the time on this
 # machine, which differs from run to run. Recomputing also moves memory.
 
 # %%
