@@ -558,7 +558,7 @@ variants = {"default prefetch": None, "no prefetch": no_prefetch,
 lab.show_throughput(PRESET, variants)
 
 # %% [markdown]
-# **Notice:** compare the percentage below the bars with your guess. Only the order of the calls differs:
+# **Notice:** compare the percentage above the bars with your guess. Only the order of the calls differs:
 # all three variants send the same bytes and compute the same.
 #
 # The *[FSDP paper](https://arxiv.org/abs/2304.11277)* measured that backward prefetch makes a 175B model

@@ -104,20 +104,23 @@ def nothing_left_on_gpus(request):
 
 @pytest.fixture(autouse=True)
 def readable_pictures(monkeypatch):
-    """Fails a test in which a picture is made that has a text of too little contrast."""
+    """Fails a test in which a picture is made that has a text of too little contrast, or two
+    entries of a legend that not everybody can tell apart."""
+    from colour_difference import entries_alike
     from contrast import faint_texts
 
     from labs.pictures.picture import Picture
 
-    faint, init = [], Picture.__init__
+    faint, alike, init = [], [], Picture.__init__
 
     def look(picture, figure, *arguments, **named):
         init(picture, figure, *arguments, **named)
         faint.extend(faint_texts(figure))
+        alike.extend(entries_alike(figure))
 
     monkeypatch.setattr(Picture, "__init__", look)
     yield
-    assert not faint
+    assert not faint and not alike
 
 
 @pytest.fixture(scope="session")

@@ -63,8 +63,12 @@ def draw_zero3(found: Comparison) -> Picture:
                  [sum(passes(kind) * n for kind, n in stage_passes(s).items()) for s in stages],
                  colour=COMMUNICATION)
     calls = Panel("collectives", "per step", [len(r.calls) for r in results], colour=COMMUNICATION)
+    held, volume = ([values[0] / values[2] for values in (
+        [value.total for value in states.values], sent.values)])
     return side_by_side(list(found.results), [states, sent, calls],
-                        below(_losses(found), measured_on_gpus(found)))
+                        below(_losses(found), measured_on_gpus(found)),
+                        f"fully_shard holds 1/{held:.2g} of DDP's bytes and sends "
+                        f"{1 / volume:.2g} times as much")
 
 
 def _losses(found) -> str:
@@ -83,8 +87,13 @@ def draw_wrappings(compared: Comparison, calls=(), nbytes=(), guesses=()) -> Pic
                          nbytes, colour=palette.MEMORY["buffers"])] if nbytes else []
     sent = Panel("collectives", "per step", [len(r.calls) for r in found], predicted=calls,
                  guessed=guesses, colour=COMMUNICATION)
+    first, last = (" ".join(name.replace("_\n", "_").split())
+                   for name in (list(compared.results)[0], list(compared.results)[-1]))
+    high, low = (found[row].report.step_peak.total for row in (0, -1))
     return side_by_side(list(compared.results), [peaks(found), *held, sent],
-                        measured_on_gpus(compared))
+                        measured_on_gpus(compared),
+                        f"{first} → {last}: peak {low / high - 1:+.0%}, collectives "
+                        f"{len(found[0].calls)} → {len(found[-1].calls)}")
 
 
 # gradient accumulation

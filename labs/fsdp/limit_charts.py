@@ -46,7 +46,16 @@ def show_training_under_limit(chosen: dict[str, Callable], limit: float,
     note = next((note for _, note in rows if note), "")
     return memory_bars([row for row, _ in rows], f"of one rank at the peak; {model}",
                        [(limit, f"limit, {size_text(limit)}")],
-                       "GB" if limit >= GB else "MB", note)
+                       "GB" if limit >= GB else "MB", note, _who_trained([row for row, _ in rows]))
+
+
+def _who_trained(rows) -> str:
+    """Who ran out of memory under the limit, and who did not."""
+    failed = [row.name for row in rows if row.out_of_memory]
+    trained = [row.name for row in rows if row.measured is not None and not row.out_of_memory]
+    words = [f"{listed(failed)} out of memory"] * bool(failed)
+    words += [f"{listed(trained)} trained"] * bool(trained)
+    return "Under the same limit: " + ", ".join(words) if words else ""
 
 
 def _row(name, strategy, limit, layers) -> tuple[MemoryRow, str]:
@@ -79,7 +88,17 @@ def show_memory_and_arithmetic(compared: Comparison) -> Picture:
     unit, size = ("TFLOP", 1e12) if max(work) >= 1e12 else ("GFLOP", 1e9)
     work = Panel("arithmetic", f"{unit} per step and rank", work, size)
     return side_by_side(list(compared.results), [peaks(found, _predicted(compared)), work],
-                        below(_bargain(compared.results), allocators(compared)))
+                        below(_bargain(compared.results), allocators(compared)),
+                        _least_memory(compared.results))
+
+
+def _least_memory(found) -> str:
+    """Which strategy has the lowest peak, against the first one."""
+    peaks_of = {name: one.report.step_peak.total for name, one in found.items()}
+    first, least = next(iter(peaks_of)), min(peaks_of, key=peaks_of.get)
+    work = {name: max(one.observed) for name, one in found.items()}
+    return (f"{least}: {peaks_of[least] / peaks_of[first]:.0%} of the memory of {first}, "
+            f"{work[least] / work[first]:.0%} of its arithmetic")
 
 
 def _bargain(found) -> str:
@@ -185,8 +204,12 @@ def show_largest_models(compared: Comparison, *found: LargestModel) -> Picture:
                     missing="not tried")
     held = peaks(list(compared.results.values()), _predicted(compared))
     limit = _with_limit(held, base.limit)
+    sizes = {name: value for name, value in zip(names, largest.values, strict=True) if value}
+    most = max(sizes, key=sizes.get, default="")
     return side_by_side(names, [limit, largest], _moments(compared.results)
-                        + "; ✗: more than the limit" * bool(limit.out_of_memory))
+                        + "; ✗: more than the limit" * bool(limit.out_of_memory),
+                        f"The largest model that fits: {most}, {sizes[most] / 1e6:.3g} M "
+                        "parameters" if sizes else "")
 
 
 def _moments(found) -> str:

@@ -212,7 +212,19 @@ def show_node_chart(run: NodeRun) -> Picture:
                     [_predicted_efficiency(run, row) for row in rows], missing="",
                     pale=tuple(range(len(rows))) * (run.source == "predicted"))]
     return side_by_side([row.job.name for row in rows], panels,
-                        below(f"{_model(run)}. {_source(run)}".replace("a GPT", "A GPT", 1)))
+                        below(f"{_model(run)}. {_source(run)}".replace("a GPT", "A GPT", 1)),
+                        _lesson(run, failed, shares))
+
+
+def _lesson(run, failed, shares) -> str:
+    """Which rows do not fit, and how efficient the largest of those that scale is."""
+    short = [run.rows[place].job.name for place in failed]
+    words = [f"Out of memory: {', '.join(short)}"] if short else ["All rows fit"]
+    scaled = [(row, share) for row, share in zip(run.rows, shares, strict=True) if share]
+    if scaled:
+        row, share = scaled[-1]
+        words.append(f"{counted(row.job.size.ranks, run.rank)} are {share:.0%} efficient")
+    return "; ".join(words)
 
 
 def step_panel(rows: list[Row], size: float, unit: str, error: float = HELD_OUT_ERROR) -> Panel:

@@ -239,8 +239,8 @@ def show_throughput(preset: Preset, configures: dict[str, Callable | None],
     rows = [Bar(name, found.tokens_per_second(name), colour=palette.PLAIN,
                 guessed=_guessed_rate(usual, number)) for number, name in enumerate(strategies)]
     changes = [f"{row.name} {100 * (row.measured / usual - 1):+z.0f} %" for row in rows[1:]]
-    return bars(rows, "tokens/s", f"of all ranks together (median of {rounds} turns)\n"
-                f"against {default}: {', '.join(changes)}", note=below(speeds(found)))
+    return bars(rows, "tokens/s", f"of all ranks together (median of {rounds} turns)",
+                note=below(speeds(found)), lesson=f"Against {default}: {', '.join(changes)}")
 
 
 def _guessed_rate(default_rate, number) -> float | None:

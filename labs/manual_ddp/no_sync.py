@@ -28,6 +28,7 @@ from labs.manual_ddp.edge_cases import (
 from labs.manual_ddp.gradients import judge_gradients, mean_and_alone, reference_model
 from labs.meters.traffic import Traffic
 from labs.pictures.bars import Bar, bars
+from labs.pictures.marks import format_number
 from labs.pictures.picture import Picture
 from labs.training import data
 from labs.training.models import EdgeCaseModel
@@ -192,4 +193,6 @@ def show_accumulation(wrap: Callable, preset: Preset, parts: int = 4) -> Picture
     each, once = calls
     return bars([Bar("averaged after each micro-batch", each, parts * buckets),
                  Bar("no_sync around all but the last", once, buckets, guessed("2.8"))],
-                "calls", f"of all_reduce in a step of {parts} micro-batches")
+                "calls", f"of all_reduce in a step of {parts} micro-batches",
+                lesson=f"With no_sync a step has {format_number(each / once)} times fewer "
+                       "all-reduces" if each > once > 0 else "no_sync saves no all-reduces here")

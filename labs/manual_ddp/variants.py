@@ -24,6 +24,7 @@ from labs.meters.traffic import Traffic
 from labs.meters.typical_step import TypicalStep, record_in_turns, require_typical
 from labs.pictures import palette, phases, timelines
 from labs.pictures.bars import Bar, bars
+from labs.pictures.marks import format_number
 from labs.pictures.picture import Picture
 from labs.predictions.communication import traffic as predicted
 from labs.training import data, models
@@ -153,7 +154,16 @@ def show_calls(compared: Comparison) -> Picture:
     return bars([Bar(name, len(found.calls), _predicted_calls(compared, name),
                                        guessed("2.5") if "bucketed" in name else None)
                           for name, found in compared.results.items()],
-                         "calls", "of all_reduce per step and rank")
+                         "calls", "of all_reduce per step and rank", lesson=_fewer_calls(compared))
+
+
+def _fewer_calls(compared) -> str:
+    """How many times as many calls the variant with the most has as that with the least."""
+    calls = {name: len(found.calls) for name, found in compared.results.items()}
+    most, least = max(calls, key=calls.get), min(calls, key=calls.get)
+    if calls[most] == calls[least] or not calls[least]:
+        return "Calls of all_reduce, by variant"
+    return f"{most}: {format_number(calls[most] / calls[least])} times the calls of {least}"
 
 
 def _predicted_calls(compared, name) -> int | None:
@@ -167,7 +177,10 @@ def show_bytes(compared: Comparison) -> Picture:
     want = predicted.gradient_bytes(compared.parameters) / 1e6
     return bars([Bar(name, found.bytes.total() / 1e6, want)
                           for name, found in compared.results.items()],
-                         "MB", "all-reduced per step and rank (logical bytes)")
+                         "MB", "all-reduced per step and rank (logical bytes)",
+                lesson="The number of calls changes, the bytes do not" if len(
+                    {found.bytes.total() for found in compared.results.values()}) == 1
+                else "The variants differ in their bytes")
 
 
 @shows("2.10")
@@ -204,8 +217,12 @@ def show_throughput(compared: Comparison) -> Picture:
     """Draws the tokens per second of all ranks together, by variant, and the student's guess; on
     GPUs a note has the seconds of a step and their spread."""
     ratio, torchs = guessed("2.10"), compared.tokens_per_second("torch DDP")
+    rates = {name: compared.tokens_per_second(name) for name in compared.results}
+    best, slowest = max(rates, key=rates.get), min(rates, key=rates.get)
     return bars([Bar(
         name, compared.tokens_per_second(name), colour=palette.PLAIN,
         guessed=ratio * torchs if ratio is not None and "overlapped" in name else None)
         for name in compared.results], "tokens/s", "of all ranks together (median of turns)",
-        note=below(speeds(compared)))
+        note=below(speeds(compared)),
+        lesson=f"{best} has {rates[best] / rates[slowest]:.2g} times the throughput of {slowest}"
+        if best != slowest else "")

@@ -179,4 +179,12 @@ def show_outside_blocks(block_parameters, model_parameters) -> Picture:
                         100 * (1 - m.layers * block_parameters(m) / model_parameters(m)),
                         guessed("1.1") if name == "Llama-3-8B" else None,
                         colour=palette.MEMORY["parameters"]))
-    return bars(rows, "%", "of the parameters are in no block (bar: the model itself)")
+    return bars(rows, "%", "of the parameters are in no block (bar: the model itself)",
+                source="counted", lesson=_lesson(rows))
+
+
+def _lesson(rows) -> str:
+    """The models with the largest and the smallest share."""
+    most, least = (choose(rows, key=lambda row: row.measured) for choose in (max, min))
+    return (f"Outside of blocks: {most.measured:.3g} % of {most.name}, {least.measured:.2g} % of "
+            f"{least.name}")

@@ -93,7 +93,9 @@ def _stages(per_rank, count, recipe, ranks, title, guess=None, gpus=()) -> Pictu
                       guessed=guess and guess * GB if stage == 2 else None)
             for stage, name in enumerate(STAGES)]
     return memory_bars(rows, title, [(hardware.gpu(name).usable, name) for name in gpus],
-                       unit="GB")
+                       unit="GB", lesson=(
+                           f"{rows[-1].name}: 1/{rows[0].bar.total / rows[-1].bar.total:.3g} of "
+                           f"the memory of {rows[0].name}"))
 
 
 @shows("1.3")

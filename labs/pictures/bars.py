@@ -26,17 +26,22 @@ class Bar:
 
 
 def bars(rows: list[Bar], unit: str, title: str = "", limit: tuple[float, str] | None = None,
-         note: str = "", source: str = "measured") -> Picture:
+         note: str = "", source: str = "measured", lesson: str = "") -> Picture:
     """A picture of horizontal bars with ticks. title: what the axis counts, after its unit; limit:
-    (value, name) of a line across all bars; note: lines below; source: where the numbers are
-    from."""
+    (value, name) of a line across all bars; note: lines below, after the guesses' answers; source:
+    where the numbers are from; lesson: the picture's title."""
     drawn = [marks.LabelledBar({source: row.measured},
                                f"{marks.format_number(row.measured)} {unit}", row.predicted,
                                row.guessed, colour=row.colour) for row in rows]
     axis_title = f"{unit} {title}".strip()
-    figure, [ax] = marks.bar_chart([row.name for row in rows], [drawn], [axis_title],
-                                   1.05 + 0.46 * len(rows)
-                                   + marks.NOTE_LINE * len(note.splitlines()))
+    names = [row.name for row in rows]
+    note = "\n".join([*marks.answers(zip(names, drawn, strict=True), unit), *note.splitlines()])
+    figure, [ax] = marks.bar_chart(names, [drawn], [axis_title], 1.05 + 0.46 * len(rows)
+                                   + marks.NOTE_LINE * len(note.splitlines())
+                                   + marks.HEADLINE * bool(lesson))
+    marks.headline(figure, lesson)
+    if all(row.measured == int(row.measured) for row in rows):
+        marks.whole_numbers(ax.xaxis)
     if limit:
         marks.draw_limit(ax, limit[0])
         ax.text(limit[0], -0.55, limit[1], ha="center", va="bottom", color=palette.MUTED)
@@ -44,7 +49,8 @@ def bars(rows: list[Bar], unit: str, title: str = "", limit: tuple[float, str] |
     marks.draw_legend(figure, drawn)
     words = [", ".join([f"{row.name}: {source} {bar.label}", *bar.tick_words()])
              for row, bar in zip(rows, drawn, strict=True)]
-    return Picture(figure, "\n".join([axis_title, *words, *note.splitlines()]), data=rows,
+    return Picture(figure, "\n".join(
+        [*filter(None, [lesson]), axis_title, *words, *note.splitlines()]), data=rows,
                    metrics=[Metric(name_of(row.name, title), row.measured, unit, row.predicted)
                             for row in rows])
 
@@ -101,37 +107,60 @@ class Panel:
         return ", ".join([words + bar.by_part(), *bar.tick_words()])
 
 
-def side_by_side(names: Sequence[str], panels: Sequence[Panel], note: str = "") -> Picture:
-    """A row for each name, a column for each Panel; its `data` is title -> Panel."""
+def side_by_side(names: Sequence[str], panels: Sequence[Panel], note: str = "",
+                 lesson: str = "") -> Picture:
+    """A row for each name, a column for each Panel; its `data` is title -> Panel. note: lines
+    below, after the guesses' answers; lesson: the picture's title."""
     bars = [[panel.drawn(place) for place in range(len(names))] for panel in panels]
+    note = "\n".join([*sum((_answers(names, panel, row)
+                            for panel, row in zip(panels, bars, strict=True)), []),
+                      *note.splitlines()])
     figure, axes = marks.bar_chart(names, bars, [panel.unit for panel in panels],
                                    1.45 + 0.5 * len(names)
-                                   + marks.NOTE_LINE * len(note.splitlines()),
-                                   size=9.5)
+                                   + marks.NOTE_LINE * len(note.splitlines())
+                                   + marks.HEADLINE * bool(lesson), size=9.5)
+    marks.headline(figure, lesson)
     handles, lines = [], [f"{name}: " + "; ".join(panel.words(place) for panel in panels)
                           for place, name in enumerate(names)]
     for ax, panel in zip(axes, panels, strict=True):
         ax.set_title(panel.title, fontsize=10, loc="left", color=palette.INK)
         ax.locator_params(axis="x", nbins=4)
+        if all(isinstance(value, int) for value in panel.values if value is not None):
+            marks.whole_numbers(ax.xaxis)
         if panel.limit:
             style = marks.draw_limit(ax, panel.limit / panel.size, palette.RANK_FAILED)
+            marks.clear_of(ax, panel.limit / panel.size, marks.axis_inches(names) / len(panels))
             handles = [Line2D([], [], label="the limit", **style)]
             limit = marks.format_number(panel.limit / panel.size)
             lines.append(f"the limit is {limit} {panel.unit}")
     marks.note_below(figure, note)
     lines += [note] if note else []
     marks.draw_legend(figure, sum(bars, []), *handles)
-    return Picture(figure, "\n".join(lines), data={panel.title: panel for panel in panels},
+    return Picture(figure, "\n".join([*filter(None, [lesson]), *lines]),
+                   data={panel.title: panel for panel in panels},
                    metrics=[panel.metric(place, name) for place, name in enumerate(names)
                             for panel in panels if panel.values[place] is not None
                             and place not in panel.pale])
+
+
+def _answers(names, panel, bars) -> list[str]:
+    """The answers to a panel's guesses; none where there is nothing to compare one with."""
+    return marks.answers([(name, bar) for name, bar, value in
+                          zip(names, bars, panel.values, strict=True) if value is not None],
+                         panel.unit)
 
 
 def numbers_before_and_after(before: list[float], after: list[float],
                              guessed: float | None = None) -> Picture:
     """A picture of one number per rank: a pale bar before, a full line after, and the guess as a
     dashed line across."""
-    figure, ax = canvas(WIDTH, 2.5)
+    same = len(set(after)) == 1
+    lesson = (f"After: every rank has {after[0]:g}" if same else
+              "After: the ranks have different numbers")
+    answer = marks.answered(guessed, after[0]) if same else ""
+    figure, ax = canvas(WIDTH, 2.5 + marks.HEADLINE + marks.NOTE_LINE * bool(answer))
+    marks.headline(figure, lesson)
+    marks.note_below(figure, answer)
     words = ["the number of each rank, before → after"]
     for rank, (old, new) in enumerate(zip(before, after, strict=True)):
         words.append(f"rank {rank}: {old:g} → {new:g}")
@@ -150,5 +179,5 @@ def numbers_before_and_after(before: list[float], after: list[float],
     ax.set_yticks([])
     ax.set_xlim(-0.6, len(before) - 0.2)
     marks.legend_above(figure, handles)
-    return Picture(figure, "\n".join(words), data=(before, after, guessed))
+    return Picture(figure, "\n".join(filter(None, [*words, answer])), data=(before, after, guessed))
 

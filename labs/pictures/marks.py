@@ -18,12 +18,14 @@ from labs.pictures.picture import WIDTH, canvas
 
 UNITS = {"GB": 10**9, "MB": 10**6, "kB": 10**3, "bytes": 1}
 OVERHEAD = "CUDA, NCCL"  # a part of a bar: what a process holds in addition to its tensors
+HEADLINE = 0.28  # inches of a line of a chart's title
 NOTE_LINE = 0.25  # inches of a line of a note below a chart
 CHARACTER = 0.082  # inches that a character of 10 points takes, generously
 # So that no line runs through a text.
 ON_PAPER = {"zorder": 3, "bbox": {"facecolor": palette.PAPER, "edgecolor": "none", "pad": 1}}
 GUESS_MARKER = {"marker": "D", "markersize": 6, "color": palette.GUESSED,
                 "markeredgecolor": palette.PAPER, "markeredgewidth": 0.8, "clip_on": False}
+_HEADLINE = {"fontsize": 11, "weight": "bold", "color": palette.INK}
 BAR = 0.62  # of a row: how thick a bar is
 
 
@@ -145,8 +147,8 @@ def draw_whisker(ax: Axes, whisker: tuple[float, float] | None, place: float) ->
 
 def draw_legend(figure: Figure, bars: Iterable[LabelledBar], *others: Artist) -> None:
     """Draws a legend above the chart: the parts that can be seen in any bar, the ticks that there
-    are, and handles of the chart's own. Parts that share a colour, as gradients and what reduces
-    them do, share an entry."""
+    are, and handles of the chart's own. Parts that look the same, as the optimizer's state and its
+    step do, share an entry."""
     bars, styles = list(bars), {}
     some_pale = len({bar.is_pale for bar in bars}) == 2
     for bar in reversed(bars):  # the later one prevails
@@ -219,6 +221,17 @@ def draw_limit(ax: Axes, value: float, colour: str = palette.MUTED) -> dict[str,
     return style
 
 
+def clear_of(ax: Axes, value: float, inches: float) -> None:
+    """Moves the labels of bars, through which a line at `value` would run, right of it. inches: of
+    the axis."""
+    per_inch = ax.get_xlim()[1] / inches
+    for label in ax.texts:
+        end = label.xy[0] + (CHARACTER * len(label.get_text()) + 0.15) * per_inch
+        if label.xy[0] < value < end:
+            label.xy = (value, label.xy[1])
+            ax.set_xlim(0, max(ax.get_xlim()[1], end - label.xy[0] + 2 * value - label.xy[0]))
+
+
 def axis_inches(names: Iterable[str]) -> float:
     """Inches that are left for the axis of a chart whose rows have these names."""
     return WIDTH - 0.35 - CHARACTER * max(len(line) for name in names for line in name.split("\n"))
@@ -238,6 +251,44 @@ def plain_numbers(axis: Axis) -> None:
     axis.set_major_formatter(lambda value, _: f"{value:,g}")
 
 
+def whole_numbers(axis: Axis) -> None:
+    """Leaves out the ticks between whole numbers, of what is counted."""
+    axis.get_major_locator().set_params(integer=True)
+
+
+def headline(figure: Figure, text: str) -> None:
+    """Writes what is to be seen above all else; the figure needs HEADLINE inches for it. To be
+    called before `legend_above`, of which it becomes the title."""
+    if text:
+        figure.suptitle(text, x=0.01, ha="left", **_HEADLINE)
+
+
+def answered(guess: float | None, found: float, unit: str = "") -> str:
+    """A guess answered in words: right within 5 %, else how far off; "" without a guess."""
+    if guess is None:
+        return ""
+    truth = f"{format_number(found)} {unit}".strip()
+    words = f"You guessed {format_number(guess)}, and it is {truth}: "
+    if abs(guess - found) <= 0.05 * abs(found):
+        return words + "right."
+    high = "high" if guess > found else "low"
+    if found * guess <= 0:
+        return words + f"too {high}."
+    times = max(guess / found, found / guess)
+    off = f"{times:.2g} times" if times >= 2 else f"{abs(guess / found - 1):.0%}"
+    return words + f"{off} too {high}."
+
+
+def answers(bars: Iterable[tuple[str, LabelledBar]], unit: str) -> list[str]:
+    """The guesses of (name, bar) answered in words, each answer once."""
+    found = {}
+    for name, bar in bars:
+        if words := answered(bar.guessed, bar.total or bar.predicted or 0, unit):
+            found.setdefault(words, " ".join(name.split()))
+    return [words if len(found) == 1 else f"{name}: {words[0].lower()}{words[1:]}"
+            for words, name in found.items()]
+
+
 def note_below(figure: Figure, note: str) -> None:
     """Writes a note below the chart, which must have NOTE_LINE inches for each of its lines."""
     if note:
@@ -253,9 +304,15 @@ def legend_above(figure: Figure, handles: list[Artist]) -> None:
     columns = -(-len(handles) // rows)
     # matplotlib fills a legend column by column; this way it is read row by row.
     by_column = zip_longest(*(handles[at:at + columns] for at in range(0, len(handles), columns)))
-    figure.legend(handles=[handle for column in by_column for handle in column if handle],
-                  ncols=columns, loc="outside upper left", frameon=False, fontsize=9.5,
-                  handlelength=1.4, columnspacing=1.2)
+    legend = figure.legend(handles=[handle for column in by_column for handle in column if handle],
+                           ncols=columns, loc="outside upper left", frameon=False, fontsize=9.5,
+                           handlelength=1.4, columnspacing=1.2)
+    if lesson := figure.get_suptitle():
+        # A legend outside of the axes would be drawn over the figure's own title.
+        figure.suptitle("")
+        legend.set_title(lesson)
+        legend.get_title().set(**_HEADLINE)
+        legend.set_alignment("left")
 
 
 def _legend_inches(inches: list[float], rows: int) -> float:

@@ -95,13 +95,14 @@ class MemoryRow:
 
 
 def memory_bars(rows: list[MemoryRow], title: str = "", capacities: list[Capacity] = (),
-                unit: str | None = None, note: str = "") -> Picture:
+                unit: str | None = None, note: str = "", lesson: str = "") -> Picture:
     """A picture with a horizontal bar for each row, by category.
 
     title: what the axis counts, after its unit, e.g. "of one rank at the peak". capacities: (bytes,
     name) of lines across all bars; those far beyond the longest bar are left out. unit: "GB" (10^9
-    bytes), "MB" ...; None: the one that suits. note: a sentence above the chart. Raises ValueError
-    for a row that is out of memory where neither it nor the chart has a limit.
+    bytes), "MB" ...; None: the one that suits. note: a sentence above the chart; below it the
+    guesses are answered. lesson: the picture's title. Raises ValueError for a row that is out of
+    memory where neither it nor the chart has a limit.
     """
     rows = [_with_limit(row, capacities) for row in rows]
     shown, unit = _shown(rows, capacities, unit)
@@ -109,12 +110,21 @@ def memory_bars(rows: list[MemoryRow], title: str = "", capacities: list[Capacit
     wide = marks.axis_inches(names)
     lines = textwrap.wrap(note, int(wide / 0.075))
     bars = [row.drawn(unit) for row in rows]
+    answers = "\n".join(marks.answers([pair for pair, row in zip(
+        zip(names, bars, strict=True), rows, strict=True) if row.bar.total], unit.name))
     figure, [ax] = marks.bar_chart(names, [bars], [_axis_title(unit, title)],
-                                   1.05 + ROW * len(rows) + 0.22 * len(lines))
+                                   1.05 + ROW * len(rows) + 0.22 * len(lines)
+                                   + marks.NOTE_LINE * len(answers.splitlines())
+                                   + marks.HEADLINE * bool(lesson))
+    marks.headline(figure, lesson)
+    marks.note_below(figure, answers)
     ax.set_title("\n".join(lines), loc="left", fontsize=10)
     _lines_upright(ax, shown, unit.size, wide, ROW)
     marks.draw_legend(figure, bars)
-    return _picture(figure, rows, title, unit, shown, note)
+    picture = _picture(figure, rows, title, unit, shown,
+                       "\n".join(filter(None, [note, answers])))
+    picture.text = "\n".join(filter(None, [lesson, picture.text]))
+    return picture
 
 
 def _picture(figure, rows, title, unit, shown, note) -> Picture:

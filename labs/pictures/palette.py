@@ -2,8 +2,11 @@
 
 What belongs together shares a colour: parameters and the all-gather that moves them; gradients, the
 backward that computes them and the reduce-scatter that moves them; activations and the forward that
-makes them; the optimizer's state and its step. Ranks have colours of their own, and a rank's number
-always stands with it.
+makes them; the optimizer's state and its step. Collectives are dotted, so that what is sent differs
+from what is held. Ranks have colours of their own, and a rank's number always stands with it.
+
+Any two colours of one entry of TOGETHER differ by a CIEDE2000 of 15 or more, for normal sight and
+for protan, deutan and tritan (tests/pictures/test_palette.py). A new colour needs a search.
 """
 
 import functools
@@ -14,46 +17,78 @@ MUTED = "#5f6773"
 GRID = "#e5e7eb"
 PAPER = "#ffffff"
 SURFACE = "#f6f7f9"  # of a box that holds other things
-BORDER = "#c5ccd3"  # of such a box, and of what is left over
+BORDER = "#c5ccd3"  # of such a box
 RULE = "#8a929c"  # a table's line, on a light and on a dark page
 
-RANKS = ("#3b6fb6", "#e07b39", "#4a9d6b", "#a05bb0", "#c2a13a", "#3aa6b9", "#b9415f", "#7a6a58")
+# in words: blue, orange, green, purple, yellow, light blue, dark red, dark grey
+RANKS = ("#1a4480", "#f49d7a", "#3d8359", "#965cc0", "#ffe047", "#72b9cb", "#76262c", "#625663")
 
-PLAIN = "#64758c"  # of a number that is none of what has a colour: calls, tokens per second
-RUNS = (PLAIN, "#0f9d94", "#b3558c", "#8f7a2c")  # of the curves of several runs
+PLAIN = "#b8d0f8"  # of a number that is none of what has a colour: calls, tokens per second
+RUNS = (PLAIN, "#18baa7", "#7c0f77", "#cfa542")  # of the curves of several runs
 
-_PARAMETERS, _GRADIENTS, _ACTIVATIONS, _OPTIMIZER = "#3b6fb6", "#e07b39", "#7fb069", "#7a62b3"
+# in words: dark blue, orange, light green, purple
+_PARAMETERS, _GRADIENTS, _ACTIVATIONS, _OPTIMIZER = "#274e83", "#ffa734", "#bce3a7", "#6f66ce"
+_COMMUNICATION = "#1ed6f9"  # light blue
+_OTHER = "#ded8d9"  # of what is left over
 
-PHASES = {"forward": _ACTIVATIONS, "backward": _GRADIENTS, "communication": "#45b3c4",
-          "exposed": "#c62f45", "optimizer": _OPTIMIZER, "other": BORDER}
+PHASES = {"forward": _ACTIVATIONS, "backward": _GRADIENTS, "communication": _COMMUNICATION,
+          "exposed": "#b62446", "optimizer": _OPTIMIZER, "other": _OTHER}
 
 MEMORY = {"parameters": _PARAMETERS, "gradients": _GRADIENTS, "optimizer state": _OPTIMIZER,
-          "activations": _ACTIVATIONS, "buffers": "#a3764e", "other": BORDER}
+          "activations": _ACTIVATIONS, "buffers": "#5a3600", "other": _OTHER}
 
-COLLECTIVES = {"all_reduce": "#edbb4a", "reduce_scatter": _GRADIENTS, "all_to_all": "#f2b391",
-               "all_gather": _PARAMETERS, "broadcast": "#94b8e6", "other": BORDER}
+COLLECTIVES = {"all_reduce": _COMMUNICATION, "reduce_scatter": _GRADIENTS, "all_to_all": "#9b5027",
+               "all_gather": _PARAMETERS, "broadcast": "#3994ea", "other": _OTHER}
 
 # What a layer keeps for backward.
-SAVED = {"norms": _OPTIMIZER, "inputs of attention and MLP": "#b08a3c",
+SAVED = {"norms": _OPTIMIZER, "inputs of attention and MLP": "#a98831",
          "inside attention and MLP": _ACTIVATIONS}
 
 # Seconds of a step that are no phase's: products, norms and attention; the host's under offload.
-STEP = {"computing": "#8795a5", "host": "#d3b947"}
+STEP = {"computing": "#89a3ac", "host": "#a38011"}
 
-BUCKETS = (_GRADIENTS, "#f0b792")  # in turn: buckets are gradients
+# What a step on several ranks loses against one rank alone.
+LOST = {"communication": PHASES["exposed"], "waiting": _OPTIMIZER,
+        "data loading": MEMORY["buffers"], "computing": _ACTIVATIONS}
+
+BUCKETS = (_GRADIENTS, "#965c1a")  # in turn: buckets are gradients
+IDLE = "#a9abb1"  # of a rank in a pipeline
 
 # Whatever a bar may be made of, in the order of legends.
 PARTS = {name: colour for kind in (MEMORY, COLLECTIVES, STEP, PHASES, SAVED)
-         for name, colour in kind.items() if name != "other"} | {"other": BORDER}
-HATCHES = {"exposed": "//////"}  # also for who cannot tell its colour from the others
+         for name, colour in kind.items() if name != "other"} | {"other": _OTHER}
+# A second sign beside the colour: exposed time, and what is sent where it could be what is held.
+HATCHES = {"exposed": "//////", **{name: "..." for name in COLLECTIVES if name != "other"}}
 
 PREDICTED = INK  # the prediction's tick
-GUESSED = "#e0007a"  # the student's tick, with a diamond; no rank, phase or verdict has its colour
+GUESSED = "#e75181"  # the student's tick, with a diamond; no rank, phase or verdict has its colour
 
 # What a rank did in a launch; RANK_FAILED is also the limit that a rank's memory ran into.
-RANK_RETURNED, RANK_FAILED, RANK_WAITS = "#176d30", "#b42318", "#b45309"
+RANK_RETURNED, RANK_FAILED, RANK_WAITS = "#014d0a", "#c8474e", "#286dc5"
 COLLECTIVE_DONE = "#dcefe2"
-UNKNOWN_ORIGIN = "#9aa3ad"  # of a number that no rank's digits explain
+UNKNOWN_ORIGIN = "#eaecef"  # of a number that no rank's digits explain
+
+# What follows a failure: noticed, the others stopped, rendezvous, start, load, steps run again.
+RESTART = {"notices": RANK_FAILED, "stops": MEMORY["buffers"], "meets": _COMMUNICATION,
+           "starts": _OPTIMIZER, "loads": _PARAMETERS, "again": _GRADIENTS}
+TRAINS = _ACTIVATIONS  # beside them: a rank that trains
+MARKS = {"predicted": PREDICTED, "your guess": GUESSED}
+# title -> name -> colour: what is drawn into one picture.
+TOGETHER: dict[str, dict[str, str]] = {
+    "memory and the parts of a step": {**MEMORY, **PHASES, **STEP, **MARKS},
+    "memory and its limit": {**MEMORY, "predicted": PREDICTED, "limit": RANK_FAILED},
+    "what was lost": LOST,
+    "collectives": {**COLLECTIVES, **MARKS},
+    "saved for backward": {**SAVED, "other": _OTHER, **MARKS},
+    "schedules": {"F": _ACTIVATIONS, "B": _GRADIENTS, "W": BUCKETS[1], "idle": IDLE, **MARKS},
+    "restarts": {**RESTART, "trains": TRAINS},
+    "restarts over time": {"joined": RUNS[1], **{name: RESTART[name] for name in (
+        "notices", "starts", "again")}, "checkpoint": INK},
+    "ranks": {**{f"rank {rank}": colour for rank, colour in enumerate(RANKS)},
+              "unknown": UNKNOWN_ORIGIN},
+    "runs": {**{f"run {run}": colour for run, colour in enumerate(RUNS)}, **MARKS},
+    "outcomes": {"returned": RANK_RETURNED, "failed": RANK_FAILED, "waits": RANK_WAITS,
+                 "computes": MUTED}}
 
 MACHINE = {"core": "#8795a5", "memory": "#b7c0ca", "GPU": "#eef6ea", "link": "#4d7f38"}
 

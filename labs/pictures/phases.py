@@ -8,11 +8,14 @@ from matplotlib.patches import Patch
 from labs.meters.metrics import Metric, name_of
 from labs.meters.trace import Trace
 from labs.pictures.marks import (
+    HEADLINE,
     NOTE_LINE,
     LabelledBar,
     Unit,
     bar_chart,
     draw_legend,
+    format_number,
+    headline,
     note_below,
 )
 from labs.pictures.picture import Picture
@@ -54,11 +57,24 @@ def step_phases(by_variant: dict[str, list[Trace]], note: str = "",
         metrics += [Metric(name_of(variant, name), ms, "ms") for name, ms in parts.items()]
     figure, _ = bar_chart(list(by_variant), [bars],
                           ["milliseconds of a recorded step, mean over ranks"],
-                          1.2 + 0.5 * len(bars) + NOTE_LINE * len(note.splitlines()), size=9.5)
+                          1.2 + HEADLINE + 0.5 * len(bars) + NOTE_LINE * len(note.splitlines()),
+                          size=9.5)
+    lesson = _least_exposed(by_variant, bars)
+    headline(figure, lesson)
     note_below(figure, note)
     draw_legend(figure, bars)
-    return Picture(figure, "\n".join([*words, *note.splitlines()]), data=by_variant,
+    return Picture(figure, "\n".join([lesson, *words, *note.splitlines()]), data=by_variant,
                    metrics=metrics)
+
+
+def _least_exposed(names, bars) -> str:
+    """The variants with the most and the least exposed communication."""
+    exposed = {name: bar.parts["exposed"] for name, bar in zip(names, bars, strict=True)}
+    most, least = (choose(exposed, key=exposed.get) for choose in (max, min))
+    if len(exposed) == 1:
+        return f"Exposed communication: {format_number(exposed[most])} ms"
+    return (f"Exposed communication: {most} {format_number(exposed[most])} ms, {least} "
+            f"{format_number(exposed[least])} ms")
 
 
 def modelled_phases(panels: dict[str, list[tuple[str, str, float, float]]],
@@ -77,16 +93,27 @@ def modelled_phases(panels: dict[str, list[tuple[str, str, float, float]]],
     bars = [[_bar(row, phases[title], unit) for row in rows]
             for (title, rows), unit in zip(panels.items(), units, strict=True)]
     figure, axes = bar_chart(names, bars, [f"{unit.name} (exposed share)" for unit in units],
-                             1.25 + 0.3 * len(rows) + NOTE_LINE * len(note.splitlines()), size=9,
+                             1.25 + HEADLINE + 0.3 * len(rows)
+                             + NOTE_LINE * len(note.splitlines()), size=9,
                              places=[row + 0.35 * len(set(links[:row + 1])) - 0.35
                                      for row in range(len(rows))])  # a space between links
+    lesson = _exposed_by_link(rows)
+    headline(figure, lesson)
     for ax, title in zip(axes, panels, strict=True):
         ax.set_title(title, fontsize=10, loc="left")
     note_below(figure, note)
     draw_legend(figure, sum(bars, []),
                 Patch(color="none", label=f"a model for {ranks} ranks, not a measurement"))
     words = [_words(title, rows) for title, rows in panels.items()]
-    return Picture(figure, "\n".join([*words, *note.splitlines()]), data=panels)
+    return Picture(figure, "\n".join([lesson, *words, *note.splitlines()]), data=panels)
+
+
+def _exposed_by_link(rows) -> str:
+    """The share of the step that is exposed on each link, in the order of its first row."""
+    first = rows[0][1]
+    shares = ", ".join(f"{link} {exposed / (computing + exposed):.0%}"
+                       for link, order, computing, exposed in rows if order == first)
+    return f"Exposed share of the step, {first}: {shares}"
 
 
 def _bar(row, phases, unit) -> LabelledBar:

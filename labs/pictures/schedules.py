@@ -27,7 +27,6 @@ _KINDS = {"F": ("forward", palette.PHASES["forward"]),
           "B": ("backward", palette.PHASES["backward"]),
           "W": ("W: gradient of the weights", palette.BUCKETS[1])}
 _SPLIT = "backward (where there is a W: gradient of the input)"
-_IDLE = palette.GRID
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ def _draw_ranks(ax: Axes, one: DrawnSchedule, longest: float):
     ax.set_title(one.headline(), loc="left", fontsize=9, color=palette.INK, pad=4)
     for rank, spans in enumerate(one.timeline.spans):
         ax.add_patch(Rectangle((0, rank - 0.42), one.timeline.makespan * one.scale, 0.84,
-                               facecolor=_IDLE, linewidth=0))
+                               facecolor=palette.IDLE, linewidth=0))
         for span in spans:
             _draw_box(ax, one, rank, span, inch)
     name_rows(ax, [f"rank {rank}" for rank in range(ranks)], size=9)
@@ -180,7 +179,7 @@ def _handles(schedules) -> list:
              for span in spans}
     handles = [Patch(color=colour, label=_SPLIT if kind == "B" and "W" in drawn else name)
                for kind, (name, colour) in _KINDS.items() if kind in drawn]
-    handles.append(Patch(color=_IDLE, label="idle"))
+    handles.append(Patch(color=palette.IDLE, label="idle"))
     if any(one.chunks > 1 for one in schedules):
         handles.append(Line2D([], [], color=palette.INK, linewidth=1.1,
                               label="underlined: second chunk, third …"))

@@ -1,6 +1,7 @@
 """How a model is split: parameters into the shards that ranks own, gradients into buckets."""
 
 from labs.pictures import palette
+from labs.pictures.marks import NOTE_LINE, answered, headline, note_below
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.pictures.sheet import box, sheet, write
 from labs.words import counted
@@ -72,7 +73,7 @@ def bucket_bar(buckets: list[list[tuple[str, int]]], cap: float,
     shades. buckets: (parameter name, bytes) in each, in the order in which they leave. cap: in
     bytes. guessed: how many all-reduces."""
     total = sum(nbytes for bucket in buckets for _, nbytes in bucket)
-    figure, ax = canvas(WIDTH, 1.9)
+    figure, ax = canvas(WIDTH, 1.95 + NOTE_LINE * (guessed is not None))
     end = 0
     for number, bucket in enumerate(buckets):
         begin = end
@@ -88,8 +89,10 @@ def bucket_bar(buckets: list[list[tuple[str, int]]], cap: float,
     words = (f"cap {cap / 1e6:g} MB: {counted(len(buckets), 'bucket')}, so "
              f"{counted(len(buckets), 'all-reduce')} per step"
              + (f"; your guess: {guessed:g}" if guessed is not None else ""))
-    ax.set_title(words, loc="left", fontsize=11, weight="bold")
-    return Picture(figure, words, data=buckets)
+    headline(figure, words)
+    answer = answered(guessed, len(buckets), "all-reduces")
+    note_below(figure, answer)
+    return Picture(figure, "\n".join(filter(None, [words, answer])), data=buckets)
 
 
 def _label_bucket(ax, number, begin, end, share):

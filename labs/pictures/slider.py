@@ -48,7 +48,7 @@ _CSS = f"""\
 .labs-slider label {{ display: flex; flex: 1 1 auto; align-items: center; min-width: 0; }}
 .labs-slider input {{
   flex: 1 1 auto; min-width: 60px; margin: 0 4px; cursor: pointer;
-  accent-color: var(--jp-brand-color1, {palette.PLAIN});
+  accent-color: var(--jp-brand-color1, {palette.MUTED});
 }}
 [data-jp-theme-light="false"] .labs-slider input, .vscode-dark .labs-slider input {{
   color-scheme: dark;

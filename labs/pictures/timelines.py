@@ -4,6 +4,7 @@ on one rank, when buckets leave and arrive, and when the layers of ZeRO-3 are ga
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from statistics import fmean
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -12,7 +13,15 @@ from matplotlib.patches import Patch
 from labs.meters import trace_units
 from labs.meters.trace import PHASES, Trace, clip, subtract, union
 from labs.pictures import palette
-from labs.pictures.marks import NOTE_LINE, format_number, legend_above, name_rows, note_below
+from labs.pictures.marks import (
+    HEADLINE,
+    NOTE_LINE,
+    format_number,
+    headline,
+    legend_above,
+    name_rows,
+    note_below,
+)
 from labs.pictures.picture import WIDTH, Picture, canvas
 
 MS = 1e3
@@ -32,7 +41,10 @@ def by_rank(runs: dict[str, list[Trace]]) -> Picture:
     rank only waits for it. Under FSDP2, the units are named. runs: title -> one trace per rank."""
     rows = [(title, trace) for title, traces in runs.items() for trace in traces]
     lanes = [list(dict.fromkeys(one.kind for one in trace.collectives)) for _, trace in rows]
-    figure, ax = canvas(WIDTH, sum(_HEAD + _LANE * (1 + len(kinds)) for kinds in lanes) + 1.15)
+    figure, ax = canvas(WIDTH, sum(_HEAD + _LANE * (1 + len(kinds)) for kinds in lanes) + 1.15
+                        + HEADLINE)
+    lesson = _exposed_by_run(runs)
+    headline(figure, lesson)
     start = {title: min(trace.started for trace in traces) for title, traces in runs.items()}
     longest = max(end + trace.started - start[title] for title, trace in rows
                   for end in (trace.seconds, *(one.end for one in trace.collectives)))
@@ -54,7 +66,17 @@ def by_rank(runs: dict[str, list[Trace]]) -> Picture:
     ax.set_xlim(0, longest * MS * 1.005)
     ax.set_xlabel("milliseconds since the step began (recording takes time, too)")
     legend_above(figure, _handles(any(map(_has_units, (trace for _, trace in rows)))))
-    return Picture(figure, "\n".join(_headline(*row) for row in rows), data=runs)
+    return Picture(figure, "\n".join([lesson, *(_headline(*row) for row in rows)]), data=runs)
+
+
+def _exposed_by_run(runs) -> str:
+    """What the runs' communication costs, mean over the ranks that are drawn."""
+    times = {title: [trace.seconds_of() for trace in traces] for title, traces in runs.items()}
+    exposed = ", ".join(
+        f"{title} {format_number(MS * fmean(one['exposed'] for one in found))} of "
+        f"{format_number(MS * fmean(one['total'] for one in found))}"
+        for title, found in times.items())
+    return f"Milliseconds of communication exposed: {exposed}"
 
 
 def _headline(title, trace) -> str:
@@ -154,8 +176,11 @@ def buckets_in_flight(trace: Trace, buckets: list[list[str]]) -> Picture:
     # on a GPU the call comes long before the gradients, which its kernel waits for
     rows = [(names, one.begin if trace.executed_labels else one.issued, one.end)
             for names, one in zip(buckets, trace.collectives, strict=False)]
-    figure, ax = canvas(WIDTH, 1.3 + 0.42 * len(buckets))
+    figure, ax = canvas(WIDTH, 1.3 + HEADLINE + 0.42 * len(buckets))
     computed = max((*ready.values(), *(left for _, left, _ in rows)), default=backward.end)
+    early = sum(left < computed for _, left, _ in rows)
+    lesson = f"{early} of {len(rows)} buckets leave while backward still computes"
+    headline(figure, lesson)
     shade(ax, "backward", backward.begin, computed, "backward computes")
     shade(ax, "exposed", computed, backward.end, "waits")
     for row, (names, left, arrived) in enumerate(rows):
@@ -175,7 +200,7 @@ def buckets_in_flight(trace: Trace, buckets: list[list[str]]) -> Picture:
                           Patch(color=palette.PHASES["communication"], label="and is in flight")])
     words = (f"{len(rows)} buckets; the first leaves {(rows[0][1] - backward.begin) * MS:.1f} ms "
              f"into a backward of {backward.seconds * MS:.1f} ms")
-    return Picture(figure, words, data={"rows": rows, "backward": backward})
+    return Picture(figure, f"{lesson}\n{words}", data={"rows": rows, "backward": backward})
 
 
 def shade(ax: Axes, phase: str, begin: float, end: float, label: str = "") -> None:
@@ -238,8 +263,12 @@ def gathered_layers(lifecycle: Lifecycle, note: str = "") -> Picture:
     """Draws a row for each unit, below them the bytes of all gathered parameters, and the note."""
     names = list(lifecycle.gathered)
     high = 0.27 * (len(names) + 1)
-    figure, (ax, below) = canvas(WIDTH, 1.9 + high + NOTE_LINE * len(note.splitlines()), nrows=2,
-                                 sharex=True, gridspec_kw={"height_ratios": [high, 0.75]})
+    figure, (ax, below) = canvas(WIDTH, 1.9 + HEADLINE + high
+                                 + NOTE_LINE * len(note.splitlines()), nrows=2, sharex=True,
+                                 gridspec_kw={"height_ratios": [high, 0.75]})
+    waits = f"the rank waits in {lifecycle.waited / lifecycle.seconds:.0%} of the step"
+    headline(figure, f"At most {lifecycle.most_gathered()} of {len(names)} units are gathered at a "
+                     f"time; {waits}")
     note_below(figure, note)
     for phase, (begin, end) in lifecycle.phases.items():
         wide = end - begin > 0.1 * lifecycle.seconds  # a shorter phase has no room for its name

@@ -109,8 +109,15 @@ def show_scaling(measured: Scaling | None = None) -> Picture:
     guess, and the speed-up, with the ideal line. measured: None means that it is measured now."""
     measured = measured or measure_scaling()
     note = _why(measured)
-    figure, [left, right] = canvas(WIDTH, 3.7 + marks.NOTE_LINE * len(note), ncols=2)
     ranks, words, metrics, handles = list(measured.weak), [], measured.metrics(), []
+    weak, strong = (100 * efficiencies(found)[ranks[-1]]
+                    for found in (measured.weak, measured.strong))
+    lesson = f"On {ranks[-1]} ranks: {weak:.0f} % in weak, {strong:.0f} % in strong scaling"
+    answer = _answer(measured)
+    note += [answer] * bool(answer)
+    figure, [left, right] = canvas(WIDTH, 3.7 + marks.HEADLINE + marks.NOTE_LINE * len(note),
+                                   ncols=2)
+    marks.headline(figure, lesson)
     for kind, (name, colour, marker) in _KINDS.items():
         found = getattr(measured, kind)
         times = {n: found[n] / found[1] for n in ranks}
@@ -133,19 +140,26 @@ def show_scaling(measured: Scaling | None = None) -> Picture:
                     color=palette.INK)
     marks.legend_above(figure, handles)
     marks.note_below(figure, "\n".join(note))
-    return Picture(figure, "\n".join([*words, *note]), data=measured, metrics=metrics)
+    return Picture(figure, "\n".join([lesson, *words, *note]), data=measured, metrics=metrics)
+
+
+def _answer(measured) -> str:
+    """The guess about weak scaling answered; "" where no two ranks have a core of their own."""
+    if measured.own < 2:
+        return ""
+    return marks.answered(guessed("6.3"), 100 * efficiencies(measured.weak)[measured.own], "%")
 
 
 def _draw_by_ranks(ax, by_ranks, text, above, colour, marker) -> Line2D:
-    """A line over the numbers of ranks, which are evenly spaced, with the values of several."""
-    [line] = ax.plot(range(len(by_ranks)), by_ranks.values(), color=colour, marker=marker,
-                     linewidth=2)
-    for place, value in list(enumerate(by_ranks.values()))[1:]:
-        ax.annotate(text.format(value), (place, value), ha="center",
+    """A line over the numbers of ranks, with the values of several."""
+    [line] = ax.plot(list(by_ranks), by_ranks.values(), color=colour, marker=marker, linewidth=2)
+    for ranks, value in list(by_ranks.items())[1:]:
+        ax.annotate(text.format(value), (ranks, value), ha="center",
                     va="bottom" if above else "top", xytext=(0, 7 if above else -8),
                     textcoords="offset points", color=palette.readable(colour), **marks.ON_PAPER)
-    ax.set_xticks(range(len(by_ranks)), by_ranks)
-    ax.set_xlim(-0.25, len(by_ranks) - 0.6)
+    most = max(by_ranks)
+    ax.set_xticks(list(by_ranks))
+    ax.set_xlim(1 - 0.08 * most, 1.12 * most)
     ax.set_xlabel("ranks")
     return line
 
@@ -155,7 +169,7 @@ def _draw_ideal(left, right, ranks, handles):
     style = {"color": palette.MUTED, "linestyle": (0, (4, 3)), "linewidth": 1.2, "zorder": 1}
     shown = right.get_ylim()[1]
     handles.insert(0, left.axhline(100, label="ideal", **style))
-    right.plot(range(len(ranks)), ranks, **style)
+    right.plot(ranks, ranks, **style)
     right.set_ylim(0, min(1.5 * shown, 1.15 * ranks[-1]))
     left.set_ylim(min(0, left.get_ylim()[0]), max(112, 1.08 * left.get_ylim()[1]))
 
@@ -176,14 +190,14 @@ def _why(measured) -> list[str]:
 
 def _draw_guess(ax, ranks, words) -> list[Line2D]:
     """The guess is about weak scaling on as many ranks as have a core of their own, in percent."""
-    guess, places = guessed("6.3"), [label.get_text() for label in ax.get_xticklabels()]
+    guess = guessed("6.3")
     if guess is None or ranks < 2:
         return []
     words.append(f"your guess: {guess:g} % on {ranks} ranks")
-    return ax.plot([places.index(str(ranks))], [guess], linestyle="", label="your guess, weak",
+    return ax.plot([ranks], [guess], linestyle="", label="your guess, weak",
                    **marks.GUESS_MARKER)
 
 
 def _mark_shared(ax, ranks, own) -> None:
     if ranks[-1] > own:
-        ax.axvspan(len(ranks) - 1.5, len(ranks) - 0.6, color=palette.SURFACE, zorder=0)
+        ax.axvspan(sum(ranks[-2:]) / 2, 1.12 * ranks[-1], color=palette.SURFACE, zorder=0)

@@ -191,7 +191,9 @@ def show_hierarchical(answer: Callable, run: LinkRun | None = None) -> Picture:
                      predicted=[each / (read_bandwidth(one) / 8) for each in predicted],
                      colour=palette.PHASES["communication"]) for one in bandwidths]
     return side_by_side(ways, panels, "predicted: bytes by formula, and these bytes at the link's "
-                        "bandwidth" + f"\n{run.note}" * bool(run.note))
+                        "bandwidth" + f"\n{run.note}" * bool(run.note),
+                        f"hierarchical: {run.sent(ways[1]) / run.sent(ways[0]):.0%} of the "
+                        "flat all-reduce's bytes on the link")
 
 
 @shows("All-reduces on GPUs")

@@ -209,4 +209,7 @@ def show_training(hybrid_shard: Callable, run: LinkRun | None = None) -> Picture
     caption = (f"{size / 1e6:.1f} MB of parameters, {root / 1e6:.1f} of them at the root; "
                "predicted by ring algorithms\nZeRO-3 gathers the root again in backward; FSDP "
                "keeps it from forward on, and so gathers it once less")
-    return side_by_side(names, panels, caption + f"\n{run.note}" * bool(run.note))
+    sent = {name: run.sent(name) for name in names}
+    least = min(sent, key=sent.get)
+    return side_by_side(names, panels, caption + f"\n{run.note}" * bool(run.note),
+                        f"{least} sends least over the link: {sent[least] / 1e6:.3g} MB per step")

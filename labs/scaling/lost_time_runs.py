@@ -262,8 +262,6 @@ def _sent_often(times: int, bucket: dist.GradBucket) -> torch.futures.Future[tor
     return work.get_future().then(lambda done: done.value()[0])
 
 
-_COLOURS = {"communication": palette.PHASES["exposed"], "waiting": palette.RANK_WAITS,
-            "data loading": palette.RUNS[1], "computing": palette.RUNS[2]}
 _NAMES = {"communication": "exposed communication", "waiting": "waiting for the slowest",
           "data loading": "data loading", "computing": "computing"}
 
@@ -309,14 +307,14 @@ def _draw_waterfall(ax: Axes, lost: Mapping[str, float], efficiency: float) -> N
     ax.barh(0, 100, height=marks.BAR, color=palette.BORDER)
     for row, (part, percent) in enumerate(lost.items(), 1):
         ax.vlines(left, row - 1, row, color=palette.MUTED, linewidth=0.8)
-        ax.barh(row, -percent, left=left, height=marks.BAR, edgecolor=_COLOURS[part],
-                facecolor=palette.PAPER if percent < 0 else _COLOURS[part])
+        ax.barh(row, -percent, left=left, height=marks.BAR, edgecolor=palette.LOST[part],
+                facecolor=palette.PAPER if percent < 0 else palette.LOST[part])
         left -= percent
         right = max(right, left)
         text = marks.with_minus(f"{-percent:+z.0f} %")
         ends = sorted((left, left + percent))
         _write(ax, row, *ends, "0 %" if text[1:] == "0 %" else text,
-               palette.PAPER if percent < 0 else _COLOURS[part])
+               palette.PAPER if percent < 0 else palette.LOST[part])
     ax.vlines(left, len(lost), len(lost) + 1, color=palette.MUTED, linewidth=0.8)
     ax.barh(len(lost) + 1, efficiency, height=marks.BAR, color=palette.PLAIN)
     _write(ax, len(lost) + 1, 0, efficiency, f"{efficiency:.0f} %", palette.PLAIN)

@@ -208,4 +208,4 @@ def _furthest(numbers: Sequence[dict]) -> tuple:
               if one["predicted"] and one["value"] is not None}
     worst = max(errors, key=lambda name: abs(errors[name]), default=None)
     error = "" if worst is None else f"{errors[worst]:+.1%}"
-    return worst or "–", error, len(numbers), len(errors)
+    return worst or "none has a prediction", error, len(numbers), len(errors)

@@ -57,7 +57,7 @@ def show_step_times(step_seconds: Callable) -> Picture:
     ax.axhline(0, color=palette.MUTED, linewidth=0.8, zorder=1)
     for one in found:
         at, colour = _place(one, found), COLOURS.get(one.row.code_base.name, palette.PLAIN)
-        ax.plot(at, one.six_n, "x", markersize=4.5, color=palette.UNKNOWN_ORIGIN, zorder=2)
+        ax.plot(at, one.six_n, "x", markersize=4.5, color=palette.MUTED, zorder=2)
         ax.plot(at, one.yours, "o", markersize=4.5, color=colour, zorder=3, alpha=0.85)
     worst = max(found, key=lambda one: abs(one.yours))
     error = marks.with_minus(f"{worst.yours:+z.0f} %")
@@ -68,7 +68,7 @@ def show_step_times(step_seconds: Callable) -> Picture:
     marks.legend_above(figure, [
         *(Line2D([], [], marker="o", linestyle="", color=colour, label=f"yours, {name}")
           for name, colour in COLOURS.items()),
-        Line2D([], [], marker="x", linestyle="", color=palette.UNKNOWN_ORIGIN,
+        Line2D([], [], marker="x", linestyle="", color=palette.MUTED,
                label=MODELS["six_n"]),
         Patch(color=palette.GRID, label=f"target for the mean error: {BOUND} %")])
     return Picture(figure, _words(found, worst), data=found)

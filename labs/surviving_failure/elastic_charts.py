@@ -17,10 +17,9 @@ from labs.surviving_failure.elastic_kills import ElasticRun
 from labs.surviving_failure.elastic_metrics import final_curve, run_again
 from labs.surviving_failure.restarts import PARTS, Restart, restart_after
 
-_FIRST, _AGAIN, _STARTING = palette.RUNS[1], palette.RANKS[1], palette.BORDER
-_KILLED = palette.RANK_FAILED
-COLOURS = dict(zip(PARTS, (_KILLED, palette.MUTED, palette.PHASES["communication"], _STARTING,
-                            palette.MEMORY["parameters"], _AGAIN), strict=True))
+_FIRST, _KILLED = palette.RUNS[1], palette.RESTART["notices"]
+_STARTING, _AGAIN = palette.RESTART["starts"], palette.RESTART["again"]
+COLOURS = dict(zip(PARTS, palette.RESTART.values(), strict=True))  # without "trains"
 
 
 def run_with_kills(script: str, victims: dict[int, int], *options: object, ranks: int = 2,

@@ -24,7 +24,7 @@ from labs.surviving_failure.restarts import (
 )
 
 _LABELS = ("noticed", "stopped", "rendezvous", "Python starts", "loading", "run again")
-_TRAINS = palette.PHASES["forward"]
+_TRAINS = palette.TRAINS
 _HEIGHT = 0.56
 _WORDS = {"unplugged": "host {} is unplugged", "killed": "all processes on host {} are killed",
           "ended": "torchrun ends on host {}"}

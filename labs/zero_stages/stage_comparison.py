@@ -252,7 +252,11 @@ def show_memory(comparison: Comparison, moment: str = "backward") -> Picture:
         rows.append(MemoryRow(name, held, formula and formula.total,
                               guess and guess * 1e6 if name == "ZeRO-2" else None))
     note = _peak_phases(comparison) if moment == "peak" else ""
-    return memory_bars(rows, f"of one rank {MOMENTS[moment]}", unit="MB", note=note)
+    totals = {row.name: row.measured.total for row in rows}
+    first, least = rows[0].name, min(totals, key=totals.get)
+    return memory_bars(rows, f"of one rank {MOMENTS[moment]}", unit="MB", note=note,
+                       lesson=f"{' '.join(least.split())}: {totals[least] / totals[first]:.0%} of "
+                              f"what {first} holds {MOMENTS[moment]}")
 
 
 def _peak_phases(comparison) -> str:

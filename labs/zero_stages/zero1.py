@@ -40,4 +40,6 @@ def show_reduce_scatter(preset: Preset) -> Picture:
         rows.append(Bar(name, want if counted is None else counted / 1e6, want,
                         colour=palette.PHASES["communication"]))
     return bars(rows, "MB", f"that leave each of {preset.ranks} ranks for {size / 1e6:.1f} MB, gloo"
-                + ", by formula" * (None in sent))
+                + ", by formula" * (None in sent), lesson=(
+                    f"lab.reduce_scatter sends {rows[2].measured / rows[0].measured:.0%} of what "
+                    "an all-reduce sends"))

@@ -44,7 +44,8 @@ def test_a_measured_bar_has_every_category_and_both_ticks():
     assert ticks(picture) == [(palette.PREDICTED, 20), (palette.GUESSED, 10)]
     assert picture.text == (
         "GB of one rank\nDDP: measured 15.5 GB (parameters 2, gradients 3, optimizer state 4, "
-        "activations 5, buffers 1, other 0.5), predicted 20, your guess 10")
+        "activations 5, buffers 1, other 0.5), predicted 20, your guess 10\n"
+        "You guessed 10, and it is 15.5 GB: 35% too low.")
     assert picture.data[0].measured is SHARD
     on_the_sheet(picture)
 
