@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 00 · Start here
 #
-# | | |
+# | In short | This notebook |
 # |:--|:--|
 # | **Time** | 75 minutes, 20 more for optional parts |
 # | **Needs** | any machine with 2 cores; no GPU |
@@ -103,7 +103,7 @@ lab.diagnose(mismatched_calls, ranks=RANKS)
 # %% [markdown]
 # ## `launch`, `mp.spawn` and `torchrun`
 #
-# | | `launch` | `mp.spawn` | *[torchrun](https://docs.pytorch.org/docs/stable/elastic/run.html)* |
+# | question | `launch` | `mp.spawn` | *[torchrun](https://docs.pytorch.org/docs/stable/elastic/run.html)* |
 # |:--|:--|:--|:--|
 # | starts | a function, also from a cell | a function of a file | a script |
 # | process group | initialised | you initialise it | you initialise it |

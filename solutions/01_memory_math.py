@@ -1,15 +1,15 @@
 # %% [markdown]
 # # 01 · Memory math
 #
-# | | |
+# | In short | This notebook |
 # |:--|:--|
 # | **Time** | 115 minutes in two sittings (50 + 65), 65 more for optional parts |
 # | **Needs** | any machine with 2 cores; no GPU |
 # | **Core** | 1.1 to 1.3 in this sitting |
 #
 # The weights of Llama-2-7B take 13 GB in 16 bits, and an A100 has 85 GB. Yet training the model on
-# one A100 runs out of memory. Where do the other bytes go? You write a formula for each kind
-# and compare it with real models and ranks.
+# one A100 runs out of memory. Where does the rest go? You write a formula for each
+# kind, and compare it with real ranks.
 
 # %% [markdown]
 # <details><summary>On one GPU</summary>
@@ -369,7 +369,7 @@ lab.show_traffic()
 # %% [markdown]
 # ## Second sitting · 65 minutes
 #
-# | | |
+# | In short | This sitting |
 # |:--|:--|
 # | **Core** | 1.4, 1.6, 1.7 |
 # | **Optional** | 1.5, 1.8, 1.10 |

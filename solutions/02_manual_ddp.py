@@ -1,15 +1,15 @@
 # %% [markdown]
 # # 02 · Manual DDP
 #
-# | | |
+# | In short | This notebook |
 # |:--|:--|
 # | **Time** | 185 minutes in two sittings (70 + 115), 50 more for optional parts |
 # | **Needs** | any machine with 2 cores; no GPU |
 # | **Core** | 2.1, 2.2, 2.4 to 2.6 |
 #
-# Distributed data parallelism (DDP) replicates the model on every rank. Each gets a share of the
+# Distributed data parallelism (DDP) replicates the model on every rank. Each gets part of the
 # batch. Averaging gradients in every step lets N copies train as one. You build this with one call
-# per parameter, with buckets, and overlapped with backward. Then you compare it with torch's.
+# per parameter, with buckets, and overlapped with backward, and compare it with torch's.
 
 # %% [markdown]
 # <details><summary>On one GPU</summary>
@@ -382,7 +382,7 @@ def bucketed(model, cap_bytes=PRESET.cap_bytes):
 # %% [markdown]
 # ## Second sitting · 115 minutes
 #
-# | | |
+# | In short | This sitting |
 # |:--|:--|
 # | **Core** | 2.7 to 2.10, 2.12 |
 # | **Optional** | 2.11 |

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 03 · ZeRO stages
 #
-# | | |
+# | In short | This notebook |
 # |:--|:--|
 # | **Time** | 185 minutes in two sittings (110 + 75), 85 more for optional parts |
 # | **Needs** | any machine with 2 cores; no GPU |
@@ -542,7 +542,7 @@ lab.show_gathered_layers(zero3_prefetch, PRESET)
 # %% [markdown]
 # ## Second sitting · 75 minutes
 #
-# | | |
+# | In short | This sitting |
 # |:--|:--|
 # | **Core** | 3.6, 3.8, 3.9, 3.11 |
 # | **Optional** | 3.7, 3.10 |

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 04 · FSDP
 #
-# | | |
+# | In short | This notebook |
 # |:--|:--|
 # | **Time** | 230 minutes in two sittings (85 + 145), 60 more for optional parts |
 # | **Needs** | 2 cores. On GPUs everything is measured on them. One GPU shows memory; speed needs several |
@@ -577,11 +577,11 @@ lab.show_underflow()
 # %% [markdown]
 # ## Second sitting · 145 minutes
 #
-# | | |
+# | In short | This sitting |
 # |:--|:--|
 # | **Core** | 4.6, 4.7, 4.8, 4.9, 4.11, 4.13 |
 # | **Optional** | 4.12 |
-# | **In a new kernel** | run the cells of the imports and of `PRESET`, those of exercises 4.1, 4.4 and 4.5, and the cell of `offloaded` |
+# | **In a new kernel** | run the cells of imports, `PRESET`, exercises 4.1, 4.4 and 4.5, and `offloaded` |
 #
 # You will be able to:
 #

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 05 · FSDP profiling
 #
-# | | |
+# | In short | This notebook |
 # |:--|:--|
 # | **Time** | 155 minutes, 45 more for optional parts |
 # | **Needs** | any machine with 2 cores; no GPU |

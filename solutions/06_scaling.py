@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 06 · Scaling
 #
-# | | |
+# | In short | This notebook |
 # |:--|:--|
 # | **Time** | 190 minutes in two sittings (85 + 105), 120 more for optional parts |
 # | **Needs** | any machine with 2 cores; Linux for the two hosts; no GPU |
@@ -403,11 +403,11 @@ lab.show_lost_time(runs, attribute_overhead)
 # %% [markdown]
 # ## Second sitting · 105 minutes
 #
-# | | |
+# | In short | This sitting |
 # |:--|:--|
 # | **Core** | 6.6, 6.7, 6.8, 6.9, 6.11 |
 # | **Optional** | 6.3, 6.5, 6.10, 6.12, 6.14, 6.15 |
-# | **In a new kernel** | run the cell of the imports; `train.py` of exercise 6.1 is a file, which is still there |
+# | **In a new kernel** | run the cell of the imports; `train.py` is still there |
 #
 # You will be able to:
 #
@@ -645,7 +645,7 @@ lab.show_training(hybrid_shard)
 # Model states take 16 bytes for each parameter (2 + 2 + 12, mixed precision). The communicated tensor, S,
 # has 2 bytes for each. With H hosts of R GPUs, N = H·R:
 #
-# | | States on a GPU | Seconds of a step's collectives |
+# | Strategy | States on a GPU | Seconds of a step's collectives |
 # |:--|:--|:--|
 # | DDP | all | 2(N-1)/N · S over the slowest link |
 # | HSDP | 1/R | 3(R-1)/R · S inside, then 2(H-1)/H · S across |

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 07a · Tensor parallel
 #
-# | | |
+# | In short | This notebook |
 # |:--|:--|
 # | **Time** | 340 minutes in three sittings (145 + 70 + 125) |
 # | **Needs** | any machine with 2 cores; no GPU |
@@ -100,7 +100,7 @@ full = labs.launch(gradient_of_the_input, False, ranks=2, quiet=True)
 # only. *[Megatron-LM](https://arxiv.org/abs/1909.08053)* calls them f and g. They are a **conjugate
 # pair**:
 #
-# | | where | forward | backward |
+# | name | where | forward | backward |
 # |:--|:--|:--|:--|
 # | f, `CopyToRegion` | at the entry, before A | copy | all-reduce |
 # | g, `ReduceFromRegion` | at the exit, after B | all-reduce | copy |
@@ -635,7 +635,7 @@ lab.show_norms(clip_grad_norm, vocabulary_parallel, fully_sharded_llama)
 # %% [markdown]
 # ## Second sitting · 70 minutes
 #
-# | | |
+# | In short | This sitting |
 # |:--|:--|
 # | **Core** | 7.7, 7.8, 7.9 |
 # | **Optional** | none |
@@ -1104,7 +1104,7 @@ labs.launch(gradient_of_a_norm, ranks=2, quiet=True)
 # %% [markdown]
 # ## Third sitting · 125 minutes
 #
-# | | |
+# | In short | This sitting |
 # |:--|:--|
 # | **Core** | 7.10, 7.11, 7.12, 7.28 |
 # | **Optional** | none |

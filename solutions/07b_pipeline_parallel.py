@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 07b · Pipeline parallelism and 3D parallelism
 #
-# | | |
+# | In short | This notebook |
 # |:--|:--|
 # | **Time** | 260 minutes in three sittings (95 + 65 + 100), 20 more for optional parts |
 # | **Needs** | any machine with 2 cores; no GPU |
@@ -413,7 +413,7 @@ lab.show_published_bubbles("6.2B")
 # %% [markdown]
 # ## Second sitting · 65 minutes
 #
-# | | |
+# | In short | This sitting |
 # |:--|:--|
 # | **Core** | 7.18, 7.19 |
 # | **Optional** | 7.20 |
@@ -791,7 +791,7 @@ lab.check_clip_across_stages(clip_across_stages)
 # %% [markdown]
 # ## Third sitting · 100 minutes
 #
-# | | |
+# | In short | This sitting |
 # |:--|:--|
 # | **Core** | 7.21, 7.23, 7.24, 7.25, 7.27 |
 # | **Optional** | none |
@@ -967,7 +967,7 @@ lab.show_three_dimensions(parallelize)
 # A plan's `recompute` says what backward computes again: "selective" is attention alone (notebook 06).
 
 # %% [markdown]
-# | | is |
+# | name | is |
 # |:--|:--|
 # | `job.layer_parameters` | the parameters of one layer |
 # | `job.embedding_parameters` | those of the embedding; the head has as many |

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 07c · Optional: sharding in JAX
 #
-# | | |
+# | In short | This notebook |
 # |:--|:--|
 # | **Time** | 25 minutes |
 # | **Needs** | any machine with 2 cores; no GPU; JAX (the extra `jax`) |

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 07d · Optional: Muon on sharded matrices
 #
-# | | |
+# | In short | This notebook |
 # |:--|:--|
 # | **Time** | 35 minutes |
 # | **Needs** | any machine with 2 cores; no GPU |

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 08 · Surviving failure
 #
-# | | |
+# | In short | This notebook |
 # |:--|:--|
 # | **Time** | 270 minutes in three sittings (115 + 90 + 65), 35 more for optional parts |
 # | **Needs** | any machine with 2 cores; no GPU; Linux for two hosts; torchft for the last section |
@@ -553,7 +553,7 @@ lab.show_snapshot_memory(AsyncSaver)
 # %% [markdown]
 # ## Second sitting · 90 minutes
 #
-# | | |
+# | In short | This sitting |
 # |:--|:--|
 # | **Core** | 8.6, 8.7, 8.9 |
 # | **Optional** | 8.8 |
@@ -978,7 +978,7 @@ lab.show_goodput(save_plan)
 # %% [markdown]
 # ## Third sitting · 65 minutes
 #
-# | | |
+# | In short | This sitting |
 # |:--|:--|
 # | **Core** | 8.10, 8.11 |
 # | **Optional** | 8.12 |

@@ -335,6 +335,15 @@ def test_a_link_in_a_sentence_is_told_apart_without_colour(tree):
     assert "stands in a sentence" in found
 
 
+def test_a_column_without_a_name(tree):
+    """jupyterlab-a11y-checker's rule table-missing-header, and axe-core's empty-table-header."""
+    rows = "# |:--|:--|\n# | x | y |"
+    assert problems(tree(f"# %% [markdown]\n# | a | b |\n{rows}\n")) == []
+    for head in ("| | |", "| | b |", "| a |  |"):
+        found, = problems(tree(f"# %% [markdown]\n# {head}\n{rows}\n"))
+        assert "has a column without a name" in found
+
+
 def test_long_cells(tree):
     lines = "\n".join(f"x = {i}" for i in range(17))
     code, text = problems(tree(f"# %%\n{lines}\n\n# %% [markdown]\n# {'word ' * 81}\n"))
@@ -432,7 +441,8 @@ def test_a_folded_hint_has_words_of_its_own(tree):
     assert "a hint of 121 words; it has at most 120." in found
 
 
-TITLED = ("# %% [markdown]\n# # 03 · Tiny\n#\n# | | |\n# |:--|:--|\n# | **Time** | 1 minute |\n#\n"
+TITLED = ("# %% [markdown]\n# # 03 · Tiny\n#\n# | In short | This notebook |\n# |:--|:--|\n"
+          "# | **Time** | 1 minute |\n#\n"
           "# Text.\n")
 
 

@@ -3,6 +3,7 @@ each check of a solution says against what is read here; nbclient, and the brows
 an untouched notebook says against `untouched`.
 """
 
+import itertools
 import re
 import tomllib
 from pathlib import Path
@@ -170,6 +171,24 @@ def test_minutes_are_those_of_the_rule(name):
     assert int(optional or 0) == pytest.approx(sum(part.optional.minutes for part in parts), abs=5)
     for row in re.findall(rf"^\| \[{_notebooks.number(name)} .+$", FIRST_PAGE, re.MULTILINE):
         assert row.split("|")[3].strip() == total
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_headings_make_an_outline(name):
+    """The rules of jupyterlab-a11y-checker on headings: one title, no level left out, none empty,
+    no section twice; and every image in a text has its words."""
+    cells, _ = read_source(ROOT / "solutions" / f"{name}.py", name)
+    text = "\n\n".join(cell.source for cell in cells if cell.kind == "markdown")
+    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    found = [(len(marks), words.strip())
+             for marks, words in re.findall(r"^(#+)(.*)$", text, re.MULTILINE)]
+    levels = [level for level, _ in found]
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+    assert all(words for _, words in found)
+    sections = [words for level, words in found if level <= 2]
+    assert len(set(sections)) == len(sections)
+    assert not re.search(r"!\[\]|<img(?![^>]*\balt=)", text)
 
 
 @pytest.mark.parametrize("name", NAMES)

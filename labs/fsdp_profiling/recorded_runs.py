@@ -157,7 +157,8 @@ def _proportional(preset, share) -> Link:
     def measure():
         model, optimizer = comparison.build(configured_fsdp2, preset)
         batch = comparison.batches(preset, 1)[0]
-        return proportional_link(functools.partial(labelled_step, model, optimizer, batch), share, LATENCY)
+        step = functools.partial(labelled_step, model, optimizer, batch)
+        return proportional_link(step, share, LATENCY)
 
     with status("measuring how fast this machine computes"):
         return _launch(measure, preset.ranks)[0]

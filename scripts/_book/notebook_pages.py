@@ -17,8 +17,8 @@ YOUR_GUESS = "# A guess"
 FOLD = "<details class='outcome'><summary>What a right answer gives</summary>"
 # A link to what the run left on the machine where it was executed.
 LOCAL_FILE = re.compile(r"<a [^>]*href=(?![\"']?(?:https?:|#))[^>]*>(.*?)</a>", re.DOTALL)
-# The table without a head below a notebook's title, and one of its rows.
-CARD = re.compile(r"\| *\| *\|\n\|[:| -]+\|\n((?:\|.*\|\n)+)")
+# The card below a title, whose head says nothing on a page, and one of its rows.
+CARD = re.compile(r"\| In short \|.*\n\|[:| -]+\|\n((?:\|.*\|\n)+)")
 CARD_ROW = re.compile(r"\| *(.+?) *\| *(.+?) *\|$", re.MULTILINE)
 # A notebook's own links to its neighbours stand below each page of the book anyway.
 NEIGHBOURS = re.compile(r"\n\n\*(?:←|\[)[^\n]*\*$")

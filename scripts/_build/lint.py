@@ -14,6 +14,7 @@ HINT = re.compile(r"<details>(.*?)</details>", re.DOTALL)
 # A link beside words; a table's cell may be one link, and code has a font of its own.
 PLAIN_LINK = re.compile(r"(?<![*!\w`])\[(?!`)[^\[\]]+\]\(https?://[^)\s]+\)(?!\*)")
 IN_A_CELL = re.compile(r"(?<=\|) *\[[^\[\]]+\]\([^)\s]+\) *(?=\|)")  # a table's
+TABLE_HEAD = re.compile(r"^\|(.*)\|\n\|[-:| ]+\|$", re.MULTILINE)
 PLOTTING = re.compile(r"^\s*(import|from)\s+matplotlib\b|\bplt\.|^\s*%matplotlib\b")
 
 
@@ -47,6 +48,10 @@ def _lint_text(cell):
     for link in PLAIN_LINK.findall(IN_A_CELL.sub(" ", cell.source)):
         yield cell.problem(0, f"{link!r} stands in a sentence, where only a colour tells a link "
                               "apart: write *[text](address)*.")
+    for head in TABLE_HEAD.findall(cell.source):
+        if not all(name.strip() for name in head.split("|")):
+            yield cell.problem(0, f"the table |{head}| has a column without a name, which a screen "
+                                  "reader cannot say.")
     for hint in HINT.findall(cell.source):
         if count_words(hint) > MAX_HINT_WORDS:
             yield cell.problem(
