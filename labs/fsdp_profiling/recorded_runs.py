@@ -155,9 +155,8 @@ def proportional(preset: Preset, share: float = BYTES) -> Link | None:
 @functools.cache
 def _proportional(preset, share) -> Link:
     def measure():
-        model, optimizer = comparison.build(configured_fsdp2, preset)
-        batch = comparison.batches(preset, 1)[0]
-        step = functools.partial(labelled_step, model, optimizer, batch)
+        step = functools.partial(labelled_step, *comparison.build(configured_fsdp2, preset),
+                                 comparison.batches(preset, 1)[0])
         return proportional_link(step, share, LATENCY)
 
     with status("measuring how fast this machine computes"):
