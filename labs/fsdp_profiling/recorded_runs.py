@@ -7,12 +7,12 @@ others.
 """
 
 import contextlib
-import functools
 import os
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -152,12 +152,12 @@ def proportional(preset: Preset, share: float = BYTES) -> Link | None:
     return None if devices.gpus() else _proportional(preset, share)
 
 
-@functools.cache
+@cache
 def _proportional(preset, share) -> Link:
     def measure():
-        step = functools.partial(labelled_step, *comparison.build(configured_fsdp2, preset),
-                                 comparison.batches(preset, 1)[0])
-        return proportional_link(step, share, LATENCY)
+        model, optimizer = comparison.build(configured_fsdp2, preset)
+        batch = comparison.batches(preset, 1)[0]
+        return proportional_link(partial(labelled_step, model, optimizer, batch), share, LATENCY)
 
     with status("measuring how fast this machine computes"):
         return _launch(measure, preset.ranks)[0]
@@ -177,7 +177,7 @@ def record_clearly(configs: list[RunConfig], rounds: int = ROUNDS, recordings: i
     for turn in range(2, rounds + 1):
         noisy = [number for number, one in enumerate(runs)
                  if contradiction(one) or not is_usual(one)]
-        if beside_first and any(map(functools.partial(_is_as_fast, runs[0]), runs[1:])):
+        if beside_first and any(map(partial(_is_as_fast, runs[0]), runs[1:])):
             noisy = sorted({0, *noisy, *(number for number, one in enumerate(runs)
                                          if number and _is_as_fast(runs[0], one))})
         if not noisy or time.monotonic() - began > TIME_BUDGET:
@@ -212,7 +212,7 @@ def _record(config, link, recordings, measure, folder) -> tuple[Trace, float | N
     # a loader or a rank that is slow on purpose takes far longer than what disturbs a step
     recordings = 1 if config.fault in ("data", "rank") else recordings
     model, optimizer = comparison.build(
-        functools.partial(configured_fsdp2, units=config.units, configure=config.configure,
+        partial(configured_fsdp2, units=config.units, configure=config.configure,
                 before_sharding=config.before_sharding), config.preset)
     slow = config.fault == "rank" and dist.get_rank() == config.slow_rank
     slow_rank = SlowRank(model) if slow else None
