@@ -27,8 +27,8 @@ def check(arguments: list) -> argparse.Namespace:
         description="Make the moving pictures of README and the web book: run on real ranks, then\n"
                     "draw frame by frame. Writes animated WebP files, a still of each as PNG for\n"
                     "readers who prefer no motion, and animations.json with their words.",
-        epilog=f"animations:\n{listed}\n\nIt takes a few minutes. prefetch measures time: run it on a "
-               "quiet machine.")  # noqa: UP032
+        epilog=f"animations:\n{listed}\n\nIt takes a few minutes. prefetch measures time: run it "
+               "on a quiet machine.")
     parser.add_argument("--only", nargs="+", choices=list(ANIMATIONS), metavar="NAME",
                         help="these alone (default: all)")
     parser.add_argument("--out", metavar="FOLDER", default="experiments/reference/animations",

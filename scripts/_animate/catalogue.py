@@ -47,5 +47,7 @@ def picture_html(name: str, root: str, folder: Path = FOLDER) -> str:
 
 
 def _write(path, content):
-    text = json.dumps(content, ensure_ascii=False, indent=1, sort_keys=True)
-    path.write_text(text + "\n", encoding="utf-8")
+    # An animation a line, so that a new run of one changes one line; inside, the order is data.
+    lines = [f"{json.dumps(name)}: {json.dumps(content[name], ensure_ascii=False)}"
+             for name in sorted(content)]
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")

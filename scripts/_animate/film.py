@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from PIL import Image, ImageColor
 
 from labs.pictures import palette
@@ -41,8 +42,7 @@ def write_webp(path: Path, frames: list[Frame]) -> None:
     """Writes an animated WebP that repeats for ever, compressed without loss but in few colours."""
     images = [frame.image for frame in frames]
     colours = _common_colours([images[0], images[len(images) // 2], images[-1]])
-    first, *rest = [image.quantize(palette=colours, dither=Image.Dither.NONE).convert("RGB")
-                    for image in images]
+    first, *rest = [_in_colours(image, colours) for image in images]
     first.save(path, save_all=True, append_images=rest, loop=0, lossless=True, quality=60, method=4,
                minimize_size=True, duration=[round(1e3 * frame.seconds) for frame in frames])
 
@@ -54,15 +54,15 @@ def _common_colours(images) -> Image.Image:
     strip = Image.new("RGB", (width, height * len(images)))
     for number, image in enumerate(images):
         strip.paste(image, (0, number * height))
-    strip = strip.quantize(COLOURS, dither=Image.Dither.NONE)
-    # Paper stays exactly what it is on the page. Pillow takes one entry of the palette for all
-    # colours that are as close as this, so none but paper may be there.
-    paper, values = ImageColor.getrgb(palette.PAPER), strip.getpalette()
-    for at in range(0, len(values), 3):
-        if max(abs(one - two) for one, two in zip(values[at:at + 3], paper, strict=True)) < 6:
-            values[at:at + 3] = paper
-    strip.putpalette(values)
-    return strip
+    return strip.quantize(COLOURS, dither=Image.Dither.NONE)
+
+
+def _in_colours(image, colours) -> Image.Image:
+    """The image in these colours; but paper stays exactly what it is on the page."""
+    found = np.array(image.quantize(palette=colours, dither=Image.Dither.NONE).convert("RGB"))
+    paper = np.array(ImageColor.getrgb(palette.PAPER), dtype=found.dtype)
+    found[(np.array(image) == paper).all(axis=-1)] = paper
+    return Image.fromarray(found)
 
 
 def write_still(path: Path, picture: Picture) -> None:

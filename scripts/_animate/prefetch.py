@@ -10,7 +10,6 @@ from _build.definitions import definitions
 
 from _animate import NotShown
 from labs.pictures import palette
-from labs.pictures.marks import legend_above
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.pictures.timelines import MS, Lifecycle, draw_units, units_legend
 from labs.workers.launcher import launch
@@ -21,6 +20,7 @@ NAMES = {"zero3": "without prefetch: a layer is gathered when it is needed",
          "zero3_prefetch": "with prefetch: the next layer is gathered meanwhile"}
 ROUNDS = 5  # launches of each variant, each of which gives its fastest step
 TICKS, SECONDS, END = 66, 6.6, 3.0  # frames, and for how long they are shown; the last frame
+HEAD = 0.7  # inches above the timelines: the lesson, and what the bars mean
 GAIN, ALIKE = 0.5, 0.15  # of the waiting must be gone; how far computing may be apart
 
 
@@ -82,8 +82,8 @@ def alt(recorded: dict) -> str:
 
 def _outcome(steps) -> str:
     before, after = steps
-    return (f"The rank waits {after.waited * MS:.0f} ms instead of {before.waited * MS:.0f} ms, and "
-            f"at most {after.most_gathered()} units are in its memory instead of "
+    return (f"The rank waits {after.waited * MS:.0f} ms instead of {before.waited * MS:.0f} ms, "
+            f"and at most {after.most_gathered()} units are in its memory instead of "
             f"{before.most_gathered()}.")
 
 
@@ -95,11 +95,14 @@ class _Film:
         self.steps = [Lifecycle(**recorded[name]) for name in NAMES]
         self.longest = max(step.seconds for step in self.steps)
         rows = 1 + len(self.steps[0].gathered)
-        self.figure, axes = canvas(WIDTH, 2.6 + 2 * 0.225 * (rows + 1), nrows=2, sharex=True)
+        self.figure, axes = canvas(WIDTH, 2.5 + 2 * 0.225 * (rows + 1), nrows=2, sharex=True)
         high = self.figure.get_size_inches()[1]
         self.figure.text(0.012, 1 - 0.2 / high, TITLE, fontsize=12, weight="bold", va="center",
                          color=palette.INK)
-        self.figure.get_layout_engine().set(rect=(0.006, 0.012, 0.988, 0.98 - 0.36 / high))
+        self.figure.legend(handles=units_legend(), ncols=3, loc="upper left", frameon=False,
+                           bbox_to_anchor=(0.0, 1 - 0.36 / high), fontsize=9.5, handlelength=1.4,
+                           columnspacing=1.2)
+        self.figure.get_layout_engine().set(rect=(0.006, 0.012, 0.988, 0.98 - HEAD / high))
         self.moving = []
         for ax, step, name in zip(axes, self.steps, NAMES.values(), strict=True):
             draw_units(ax, step)
@@ -111,7 +114,6 @@ class _Film:
         axes[1].set_xlabel("milliseconds since the step began")
         self.told = self.figure.supxlabel(_outcome(self.steps), fontsize=10.5, x=0.012,
                                           ha="left", weight="bold")
-        legend_above(self.figure, units_legend())
         # Placed once, with all texts at their widest; a layout for each frame would make it shake.
         self.figure.draw_without_rendering()
         self.figure.set_layout_engine("none")
