@@ -378,8 +378,9 @@ def ring_reduce_scatter(mine):
 lab.ring_steps(ring_reduce_scatter, ranks=4)
 
 # %% [markdown]
-# **Notice:** a dark frame marks the piece that was just received. There is one per rank in each step, so
-# every link of the ring is always busy.
+# **Notice:** move the slider step by step, with the mouse or with the arrow keys. A dark frame marks the
+# piece that was just received. There is one per rank in each step, so every link of the ring is always
+# busy.
 #
 # After step 3 each rank holds one complete sum. This is a reduce-scatter, shifted by one: rank 0 holds
 # the sum of piece 1, and rank 3 that of piece 0.

@@ -227,6 +227,20 @@ def test_the_slider_of_the_solution_moves_the_buckets(page):
     assert picture.screenshot() != before
 
 
+def test_the_slider_of_the_ring_goes_through_its_steps(page):
+    notebook = Notebook(page, "solutions/00_start_here.ipynb")
+    notebook.run_cell(notebook.find("import labs.start_here as lab"))
+    output = notebook.run_cell(notebook.find("lab.ring_steps(ring_reduce_scatter"))
+    picture, slider = output.locator("img"), output.get_by_role("slider", name="step")
+    api.expect(output.locator(".widget-readout")).to_have_text("before")
+    for key, step, words in (("ArrowRight", "1: add", "Rank 0 sends piece 0 to rank 1"),
+                             ("End", "3: add", "Rank 0 sends piece 2 to rank 1"),
+                             ("ArrowLeft", "2: add", "Rank 0 sends piece 3 to rank 1")):
+        slider.press(key)
+        api.expect(output.locator(".widget-readout")).to_have_text(step)
+        api.expect(picture).to_have_attribute("alt", re.compile(words))
+
+
 def test_the_explorer_follows_its_sliders_and_menus(page, lab):
     write_notebook(lab.folder / "explorer.ipynb", EXPLORER)
     output = Notebook(page, "explorer.ipynb").run_cell(0)

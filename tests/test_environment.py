@@ -365,7 +365,7 @@ def test_a_folder_that_cannot_be_written_is_named(checkout, monkeypatch, capsys)
 
 @pytest.mark.parametrize("name", ["_setup", "_checkout", "_pip", "_uv", "_pythons", "_setup_errors",
                                   "_check_arguments", "_test_options",
-                                  "_build/command", "_bench/__main__"])
+                                  "_build/command", "_bench/__main__", "_animate/__main__"])
 def test_set_up_is_readable_by_old_pythons(name):
     ast.parse((SCRIPTS / f"{name}.py").read_text(), feature_version=(3, 6))
 
@@ -629,6 +629,7 @@ def test_lab_names_a_notebook_that_is_not_there(ready):
     ("bench none", "invalid choice: 'none'"),
     ("bench launch --rounds 0", "argument --rounds: 0 is not above 0"),
     ("bench trace --mb large", "argument --mb: invalid float value: 'large'"),
+    ("animate --only none", "argument --only: invalid choice: 'none'"),
     ("lock --nonsense", "unrecognized arguments: --nonsense"),
     ("lock 2.13.0+cpu", "2.13.0+cpu is no version of torch that every machine has"),
     ("lab notebooks/99_none.ipynb", "no notebook notebooks/99_none.ipynb"),

@@ -66,22 +66,7 @@ def who_holds_what(states: list[State], note: str = "") -> Picture:
             _arrow_into(ax, layout, number, state.arrow)
     if note:
         write(ax, 0.1, layout.height + 0.1, note, colour=palette.INK)
-    return Picture(figure, _in_words("who holds what", states, note), data=states)
-
-
-def ring(states: list[State]) -> Picture:
-    """Draws the states of a ring all-reduce in order; what just changed has a dark frame."""
-    ranks = len(states[0].held)
-    half = math.ceil((len(states) + 1) / 2)
-    layout = _Layout(ranks, 2 * half, gap=0.26, across=min(half, 4))
-    figure, ax = sheet(layout.width, layout.height)
-    for number, state in enumerate(states):
-        # One slot stays free of panels, for the drawing of the ring itself.
-        slot = number if number < half else number + 1  # the second half begins with the circle
-        _panel(ax, layout, slot, state, before=states[max(number - 1, 0)].held)
-    x, y = layout.corner(half)
-    _draw_ring(ax, x + layout.panel / 2, y + TOP + ROW * ranks / 2, ranks, layout.panel)
-    return Picture(figure, _in_words("ring", states), data=states)
+    return Picture(figure, in_words("who holds what", states, note), data=states)
 
 
 class _Layout:
@@ -108,8 +93,8 @@ class _Layout:
                 number // self.across * self.row_height)
 
 
-def _panel(ax, layout, slot, state, before=None):
-    """A state in a slot of the layout; numbers other than `before` get a dark frame."""
+def _panel(ax, layout, slot, state):
+    """A state in a slot of the layout."""
     ranks, labelled, (x, y) = layout.ranks, layout.starts_row(slot), layout.corner(slot)
     rows = [places(row, ranks) for row in state.held]
     columns = max(map(len, rows))
@@ -124,11 +109,10 @@ def _panel(ax, layout, slot, state, before=None):
         if labelled:
             chip(ax, x - LABELS / 2 - 0.05, y + TOP + ROW * (rank + 0.5), rank)
         for piece, value in enumerate(row):
-            changed = before is not None and before[rank][piece] != value
-            _cell(ax, x + cell * piece, y + TOP + ROW * rank, cell, value, ranks, changed)
+            _cell(ax, x + cell * piece, y + TOP + ROW * rank, cell, value, ranks)
 
 
-def _cell(ax, x, y, width, value, ranks, changed=False):
+def _cell(ax, x, y, width, value, ranks):
     inset = 0.03
     area = (x + inset, y + inset, width - 2 * inset, ROW - 2 * inset)
     if value is None:
@@ -136,7 +120,7 @@ def _cell(ax, x, y, width, value, ranks, changed=False):
         return
     summed = origins(value, ranks)
     colours = [palette.rank(rank) for rank, _ in summed] or [palette.UNKNOWN_ORIGIN]
-    box(ax, *area, colours, edge=palette.INK if changed else None, line=2.4)
+    box(ax, *area, colours)
     shown = digits(value)
     size = min(11.5, width * 72 / (0.92 * max(len(shown), ranks, 3)))
     if size < 8.5:
@@ -167,21 +151,8 @@ def _arrow_into(ax, layout, number, collective):
           style="italic")
 
 
-def _draw_ring(ax, x, y, ranks, room):
-    """The ring itself: each rank sends to the next."""
-    radius = min(room, ROW * ranks) / 2 - 0.3
-    points = [(x + radius * math.sin(2 * math.pi * r / ranks),
-               y - radius * math.cos(2 * math.pi * r / ranks)) for r in range(ranks)]
-    for rank, (px, py) in enumerate(points):
-        qx, qy = points[(rank + 1) % ranks]
-        length = math.hypot(qx - px, qy - py) or 1
-        ux, uy = (qx - px) / length, (qy - py) / length
-        arrow(ax, (px + 0.2 * ux, py + 0.2 * uy), (qx - 0.2 * ux, qy - 0.2 * uy), bend=0.18)
-        chip(ax, px, py, rank, width=0.3, height=0.28, words=f"{rank}")
-    write(ax, x, y, "the ring", size=9, colour=palette.MUTED, ha="center")
-
-
-def _in_words(title, states, note=""):
+def in_words(title: str, states: list[State], note: str = "") -> str:
+    """The moments, then what each rank held in each of them."""
     moments = " → ".join(state.arrow or state.title for state in states)
     held = zip(*(state.held for state in states), strict=True)
     lines = [f"{title}: {moments}"]

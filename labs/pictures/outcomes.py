@@ -53,8 +53,8 @@ def draw_failure(error: LaunchError, guessed: float | None = None) -> Picture:
     message = [part for line in str(error).splitlines()
                for part in textwrap.wrap(line, 102, subsequent_indent="    ") or [""]]
     note = _compared(outcomes, guessed)
-    return _drawn(title, FAILED, [_lane(outcome) for outcome in outcomes], message, note,
-                  "\n".join([f"{title}: {error}", *([note] if note else [])]))
+    return draw_lanes(title, FAILED, [_lane(outcome) for outcome in outcomes], message, note,
+                      "\n".join([f"{title}: {error}", *([note] if note else [])]))
 
 
 def draw_success(results: Sequence) -> Picture:
@@ -62,8 +62,8 @@ def draw_success(results: Sequence) -> Picture:
     values = [" ".join(repr(value).split()) for value in results]
     lanes = [Lane(rank, None, f"returned {value[:59] + '…' * (len(value) > 59)}", FINE)
              for rank, value in enumerate(values)]
-    return _drawn("every rank returned", FINE, lanes, [], "",
-                  "\n".join(f"rank {lane.rank} {lane.label}" for lane in lanes))
+    return draw_lanes("every rank returned", FINE, lanes, [], "",
+                      "\n".join(f"rank {lane.rank} {lane.label}" for lane in lanes))
 
 
 def label(outcome: Outcome) -> str:
@@ -81,9 +81,13 @@ def _lane(outcome) -> Lane:
     return Lane(outcome.rank, done, label(outcome), colour, outcome.place)
 
 
-def _drawn(title, colour, lanes, message, note, text) -> Picture:
-    under = 0.62 + ROW * len(lanes)
-    height = under + (0.24 + 0.19 * len(message) if message else 0) + (0.36 if note else 0) + 0.04
+def draw_lanes(title: str, colour: str, lanes: list[Lane], message: list[str], note: str,
+               text: str, room: int = 0) -> Picture:
+    """Draws a lane for each rank between a title and the lines of a message, with a note below.
+    text: the picture in words. room: leaves place for so many lines at least, for moving pictures.
+    """
+    under, lines = 0.62 + ROW * len(lanes), max(len(message), room)
+    height = under + (0.24 + 0.19 * lines if lines else 0) + (0.36 if note else 0) + 0.04
     figure, ax = sheet(WIDTH, height)
     ax.vlines(0.1, 0.08, 0.38, color=colour, linewidth=5)
     write(ax, 0.24, 0.23, title, size=12, weight="bold", colour=colour)

@@ -37,15 +37,17 @@ class Picture:
 
     def png(self) -> bytes:
         """The picture as a PNG file with a palette of 256 colours, a third of the bytes."""
-        drawn, dpi = io.BytesIO(), 96 * PIXELS
+        small = io.BytesIO()
+        self.image().quantize(256, dither=Image.Dither.NONE).save(small, "png")
+        return small.getvalue()
+
+    def image(self, pixels: float = PIXELS) -> Image.Image:
+        """The picture in RGB, with so many pixels to a CSS pixel."""
+        drawn, dpi = io.BytesIO(), 96 * pixels
         # not as a PNG, which would be compressed and read again only to lose its colours
         self.figure.savefig(drawn, format="rgba", dpi=dpi, facecolor=palette.PAPER)
         size = tuple(int(dpi * inches) for inches in self.figure.get_size_inches())
-        small = io.BytesIO()
-        image = Image.frombuffer("RGBA", size, drawn.getbuffer()).convert("RGB").quantize(
-            256, dither=Image.Dither.NONE)
-        image.save(small, "png")
-        return small.getvalue()
+        return Image.frombuffer("RGBA", size, drawn.getbuffer()).convert("RGB")
 
     def html(self, image: str | None = None) -> str:
         """The picture as an element that has its words for screen readers and suits the dark

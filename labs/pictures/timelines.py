@@ -270,10 +270,25 @@ def gathered_layers(lifecycle: Lifecycle, note: str = "") -> Picture:
     headline(figure, f"At most {lifecycle.most_gathered()} of {len(names)} units are gathered at a "
                      f"time; {waits}")
     note_below(figure, note)
+    draw_units(ax, lifecycle)
+    for phase, (begin, end) in lifecycle.phases.items():
+        shade(below, phase, begin, end)
+    ax.set_xlim(0, lifecycle.seconds * MS)
+    _draw_total(below, lifecycle)
+    legend_above(figure, [*units_legend(),
+                          Line2D([], [], **ALL_PARAMETERS, label="all parameters")])
+    text = (f"at most {lifecycle.most_gathered()} of {len(names)} units are gathered at a time: "
+            f"{lifecycle.peak() / 1e6:.2f} of {sum(lifecycle.sizes.values()) / 1e6:.2f} MB; "
+            f"{lifecycle.waited * MS:.0f} of {lifecycle.seconds * MS:.0f} ms the rank waits")
+    return Picture(figure, "\n".join([text, *note.splitlines()]), data=lifecycle)
+
+
+def draw_units(ax: Axes, lifecycle: Lifecycle) -> None:
+    """A row for each unit, when it is gathered, and one for when the rank only waits."""
     for phase, (begin, end) in lifecycle.phases.items():
         wide = end - begin > 0.1 * lifecycle.seconds  # a shorter phase has no room for its name
         shade(ax, phase, begin, end, phase if wide else "")
-        shade(below, phase, begin, end)
+    names = list(lifecycle.gathered)
     for row, name in enumerate(names):
         for intervals, colour in ((lifecycle.gathered, GATHERED), (lifecycle.gathering, GATHERING)):
             for begin, end in intervals[name]:
@@ -281,16 +296,12 @@ def gathered_layers(lifecycle: Lifecycle, note: str = "") -> Picture:
     for begin, end in lifecycle.waiting:
         ax.barh(len(names), (end - begin) * MS, left=begin * MS, height=0.66, **EXPOSED)
     name_rows(ax, [*names, "the rank waits"], above=1.1, size=9)
-    ax.set_xlim(0, lifecycle.seconds * MS)
-    _draw_total(below, lifecycle)
-    legend_above(figure, [Patch(color=GATHERING, label="being gathered"),
-                          Patch(color=GATHERED, label="gathered"),
-                          Patch(**EXPOSED, label="waiting for a gather"),
-                          Line2D([], [], **ALL_PARAMETERS, label="all parameters")])
-    text = (f"at most {lifecycle.most_gathered()} of {len(names)} units are gathered at a time: "
-            f"{lifecycle.peak() / 1e6:.2f} of {sum(lifecycle.sizes.values()) / 1e6:.2f} MB; "
-            f"{lifecycle.waited * MS:.0f} of {lifecycle.seconds * MS:.0f} ms the rank waits")
-    return Picture(figure, "\n".join([text, *note.splitlines()]), data=lifecycle)
+
+
+def units_legend() -> list[Patch]:
+    """What the bars of `draw_units` mean."""
+    return [Patch(color=GATHERING, label="being gathered"), Patch(color=GATHERED, label="gathered"),
+            Patch(**EXPOSED, label="waiting for a gather")]
 
 
 def _draw_total(ax, lifecycle):

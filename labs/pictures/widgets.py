@@ -21,17 +21,23 @@ class Choice:
 
 
 class Controls:
-    """Draws `picture(**chosen)` for the values of the controls; the picture for the first choice of
-    each where the front end cannot run widgets.
+    """Draws `picture(**chosen)` for the values of the controls; where the front end cannot run
+    widgets, the `still` picture, or without one, that for the first choice of each.
 
     live: the same as HTML, where a picture takes too long to draw; columns: of the controls.
     """
 
     def __init__(self, choices: list[Choice], picture: Callable[..., Picture],
-                 live: Callable[..., str] | None = None, columns: int = 1):
+                 live: Callable[..., str] | None = None, columns: int = 1,
+                 still: Picture | None = None):
         self.choices, self.picture, self.live, self.columns = choices, picture, live, columns
         self.first = {choice.name: choice.value for choice in choices}
-        self.still: Picture = picture(**self.first)
+        self.still: Picture = still or picture(**self.first)
+
+    @property
+    def data(self) -> object:
+        """The numbers that the still picture draws."""
+        return self.still.data
 
     def __repr__(self):
         return repr(self.still)
@@ -59,13 +65,12 @@ class Controls:
         kinds = {"slider": Slider, "menu": Menu}
         handles = [_handle(ipywidgets, kinds[choice.kind], choice, self.columns > 1)
                    for choice in self.choices]
-        view = ipywidgets.HTML(self.live(**self.first) if self.live else self.still.html(),
+        view = ipywidgets.HTML(self._html(**self.first),
                                layout=ipywidgets.Layout(max_width=_PIXELS, margin="0"))
 
         def redraw(_):
-            chosen = {choice.name: handle.value for choice, handle in
-                      zip(self.choices, handles, strict=True)}
-            view.value = self.live(**chosen) if self.live else self.picture(**chosen).html()
+            view.value = self._html(**{choice.name: handle.value for choice, handle in
+                                       zip(self.choices, handles, strict=True)})
 
         for handle in handles:
             handle.observe(redraw, names="value")
@@ -75,6 +80,9 @@ class Controls:
             grid_gap="2px 18px", max_width=_PIXELS, margin="2px 2px 6px 8px"))
         # By these classes PANEL_CSS of labs.pictures.slider takes away controls that are dead.
         return ipywidgets.VBox([grid.add_class("labs-controls"), view]).add_class("labs-panel")
+
+    def _html(self, **chosen) -> str:
+        return self.live(**chosen) if self.live else self.picture(**chosen).html()
 
 
 def _handle(ipywidgets, kind, choice, in_grid):

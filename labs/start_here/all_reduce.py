@@ -2,14 +2,15 @@
 step."""
 
 from collections.abc import Callable
+from functools import cache, partial
 from itertools import pairwise
 
 import torch
 
 from labs.checks.verdicts import Wrong, check, shows
-from labs.pictures import collectives
+from labs.pictures import ring
 from labs.pictures.collectives import State
-from labs.pictures.picture import Picture
+from labs.pictures.widgets import Choice, Controls
 from labs.start_here import recorded_collectives
 from labs.start_here.recorded_collectives import RETURNS_NONE, first_number, try_on_ranks
 from labs.start_here.return_values import KEEP_TYPE, require_tensor, require_world_size
@@ -92,20 +93,28 @@ def _require_shards(rank, ranks, tried):
 
 
 @shows("Ring")
-def ring_steps(algorithm: Callable, ranks: int = 4) -> Picture:
-    """Runs `algorithm(mine)`, made of sends and receives, and draws every step of it."""
+def ring_steps(algorithm: Callable, ranks: int = 4) -> Controls:
+    """Runs `algorithm(mine)`, made of sends and receives, and draws the step of it that a slider
+    chooses; without a live kernel, the beginning, the middle and the end."""
+    states = ring_states(algorithm, ranks)
+    options = [(state.title.removeprefix("step "), number) for number, state in enumerate(states)]
+
+    @cache  # who moves the slider back sees at once what was drawn before
+    def live(number):
+        return ring.ring_step(states, number).html()
+
+    return Controls([Choice("number", "step", options, 0)], partial(ring.ring_step, states), live,
+                    still=ring.ring_still(states))
+
+
+def ring_states(algorithm: Callable, ranks: int) -> list[State]:
+    """What each rank holds before the first and after each step of `algorithm(mine)`."""
     require_world_size(ranks)
     with devices.send_recv_device(ranks):
         recorded = recorded_collectives.run_answer(
             recorded_collectives.record_sends, algorithm, ranks=ranks)
     # recorded[rank][step] becomes steps[step][rank].
     steps = [list(held) for held in zip(*recorded, strict=True)]
-    titles = ["before"] + [f"step {number}: {'copy' if _copied(old, new) else 'add'}"
+    titles = ["before"] + [f"step {number}: {ring.action(ring.received(old, new))}"
                            for number, (old, new) in enumerate(pairwise(steps), 1)]
-    return collectives.ring(list(map(State, titles, steps)))
-
-
-def _copied(old, new) -> bool:
-    """Whether what arrived took the place of a piece; else it was added to it."""
-    return all(number == old[rank - 1][piece] for rank, row in enumerate(new)
-               for piece, number in enumerate(row) if number != old[rank][piece])
+    return list(map(State, titles, steps))

@@ -45,10 +45,3 @@ def test_every_size_stays_on_the_sheet(ranks, count):
 def test_an_answer_of_another_length_can_be_drawn():
     on_the_sheet(collectives.who_holds_what([State("before", whole(2)),
                                              State("after", [[1, 2, 3, 4, 5], []], "all_gather")]))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_the_ring_stays_on_the_sheet(ranks):
-    on_the_sheet(collectives.ring([State(f"step {k}: add", whole(ranks))
-                                   for k in range(2 * ranks - 1)]))

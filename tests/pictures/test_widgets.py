@@ -58,6 +58,21 @@ def test_controls_draw_what_is_chosen(controls):
     assert view.value == "<p>{'cap': 1.6, 'model': 'gpt2'}</p>"
 
 
+def test_a_still_picture_of_its_own_is_shown_without_a_kernel_and_the_first_choice_with_one():
+    drawn = []
+
+    def picture(**chosen):
+        drawn.append(chosen)
+        return Picture(Figure(), f"{chosen}")
+
+    controls = Controls([Choice("cap", "cap, MB", OPTIONS, 0.8)], picture,
+                        still=Picture(Figure(), "all of them", data=[1, 2]))
+    assert repr(controls) == "all of them" and controls.data == [1, 2] and not drawn
+    _, view = controls.box().children
+    assert "cap&#x27;: 0.8" in view.value
+    assert controls._repr_mimebundle_()[0]["text/plain"] == "all of them"
+
+
 @pytest.mark.parametrize("package", ["ipywidgets", "anywidget"])
 def test_the_picture_stands_still_without_their_packages(controls, monkeypatch, package):
     assert WIDGET in controls._repr_mimebundle_()[0]

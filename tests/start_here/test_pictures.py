@@ -105,6 +105,23 @@ def test_the_ring_step_by_step(notebook):
                         for rank in range(3)]
 
 
+def test_the_rings_slider_shows_every_step_and_stands_still_without_a_kernel(notebook):
+    steps = lab.ring_steps(notebook["ring_all_reduce"], ranks=2)
+    grid, view = steps.box().children
+    [slider] = grid.children
+    assert slider.get_state(["label", "options", "index"]) == {
+        "label": "step", "options": ["before", "1: add", "2: copy"], "index": 0}
+    assert "alt='before the first step: Each rank holds its own numbers only." in view.value
+    slider.set_state({"index": 2})  # what the browser sends
+    assert "alt='step 2 of 2: all-gather, the receiver copies the piece: Rank 0" in view.value
+    bundle, _ = steps._repr_mimebundle_()
+    assert {"image/png", "application/vnd.jupyter.widget-view+json"} <= set(bundle)
+    # Three moments in one picture, and every step in words.
+    assert bundle["image/png"] == steps.still._repr_mimebundle_()[0]["image/png"]
+    assert repr(steps) == bundle["text/plain"]
+    assert "step 1 of 2: reduce-scatter, the receiver adds" in repr(steps)
+
+
 def test_mean_picture_and_its_guess(notebook):
     labs.guess("0.1", "the mean", 10)
     picture = lab.before_and_after_mean(notebook["own_and_mean"], ranks=4)
