@@ -41,11 +41,12 @@ def address(root=ROOT):
     return found.group(1) if found else None
 
 
-def open_links(path=FIRST, root=ROOT):
-    """Return {"Colab": link, "Kaggle": link, "Codespaces": link} that open a notebook of this
-    repository there; {} without an address, and for one that is not on GitHub: they open no other.
+def open_links(known, path=FIRST):
+    """Return {"Colab": link, "Kaggle": link, "Codespaces": link} that open a notebook of the
+    repository `known` there; {} without an address, and for one that is not on GitHub: they open
+    no other.
     """
-    found = GITHUB.match(address(root) or "")
+    found = GITHUB.match(known or "")
     if not found:
         return {}
     repository = found.group(1)
@@ -130,7 +131,7 @@ def write(root, known):
     for name, change in (("pyproject.toml", lambda text: project(text, known)),
                          ("CITATION.cff", lambda text: citation(text, known)),
                          # after pyproject.toml, which the links are read from
-                         ("README.md", lambda text: readme(text, open_links(root=root)))):
+                         ("README.md", lambda text: readme(text, open_links(known)))):
         before = read(root, name)
         after = change(before)
         if after != before:

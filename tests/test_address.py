@@ -43,7 +43,7 @@ def texts(tree: Path) -> dict[str, str]:
 
 
 def test_until_it_is_said_one_sentence_says_so(tree):
-    assert _address.address(tree) is None and _address.open_links(root=tree) == {}
+    assert _address.address(tree) is None and _address.open_links(_address.address(tree)) == {}
     done = run("--show", root=tree)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", f"{_address.MISSING}\n")
     assert "./scripts/address https://" in _address.MISSING
@@ -60,7 +60,7 @@ def test_an_address_stands_where_it_belongs(tree):
     assert yaml.safe_load(now["CITATION.cff"])["repository-code"] == GITHUB
     for folder in ("notebooks", "solutions"):
         assert f'address, said = \\"{GITHUB}\\"' in now[f"{folder}/00_start_here.ipynb"]
-    links = _address.open_links(root=tree)
+    links = _address.open_links(_address.address(tree))
     assert set(links) == {"Colab", "Kaggle", "Codespaces"}
     assert all(f"[![Open in {name}](" in now["README.md"] for name in links)
     assert all(f"]({link})\n" in now["README.md"] for link in links.values())
@@ -79,7 +79,7 @@ def test_an_address_stands_where_it_belongs(tree):
 def test_another_host_gets_no_links_that_only_github_has(tree):
     for address in ("https://gitlab.com/group/sub/workbook", "file:///srv/git/workbook"):
         _address.write(tree, address)
-        assert _address.address(tree) == address and _address.open_links(root=tree) == {}
+        assert _address.address(tree) == address and _address.open_links(address) == {}
         assert "Open in Colab" not in (tree / "README.md").read_text()
     # CFF knows addresses of the web alone
     assert "repository-code" not in yaml.safe_load((tree / "CITATION.cff").read_text())

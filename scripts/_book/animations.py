@@ -1,6 +1,5 @@
 """The moving pictures on the book's first page (scripts/animate makes them)."""
 
-import html
 import shutil
 from pathlib import Path
 
@@ -18,9 +17,6 @@ def copy(site: Path) -> None:
 
 
 def on_page(_site: Path) -> str:
-    """The HTML of all animations, each below its lesson; their stills for whoever prefers no
-    motion."""
-    return "\n".join(
-        f'<figure class="moving">{catalogue.picture_html(name, IN_SITE)}'
-        f'<figcaption>{html.escape(entry["title"])}</figcaption></figure>\n'
-        for name, entry in catalogue.read().items())
+    """The HTML of all animations, and their stills for whoever prefers no motion."""
+    return "\n".join(f'<p class="moving">{catalogue.picture_html(name, IN_SITE)}</p>\n'
+                     for name in catalogue.read())

@@ -9,6 +9,8 @@ import os
 import re
 from pathlib import Path
 
+import _address
+
 from _book import glossary, mathml, repository_links
 from _book.pages import ROOT, Page
 
@@ -133,9 +135,7 @@ def _with_ways(title, page, other, repository):
             f"[Download]({os.path.relpath(page.source, here)})"]
     if here == "answers":
         head, ways = f"{head}: answers", ways[:1]
-    elif repository and "github.com/" in repository:
-        path = f"{repository.split('github.com/')[1]}/blob/main/{page.source}"
-        ways += [f"[Open in Colab](https://colab.research.google.com/github/{path})",
-                 f"[Open in Kaggle](https://kaggle.com/kernels/welcome?src={repository}/blob/main/"
-                 f"{page.source})"]
+    else:
+        ways += [f"[Open in {name}]({link})"
+                 for name, link in _address.open_links(repository, page.source).items()]
     return f"{head}\n\n<div class='ways'>\n\n{' · '.join(ways)}\n\n</div>\n{rest}"
