@@ -22,8 +22,8 @@ OF_THE_HOST = {"torch", "jupyterlab", "ipykernel"}
 _REASON = re.compile(r"ERROR: (?!ResolutionImpossible)|.* depends on .*\d|The user requested ")
 # "Downloading https://HOST/PATH/tqdm-4.67-py3-none-any.whl (78 kB)": the package, the size
 _LOOKED_UP = re.compile(r"Collecting ([\w.-]+)")
-_DOWNLOAD = re.compile(r"Downloading (?:\S*/)?([\w.]+-[\w.]+?)(?:-\S*|\.tar\.gz|\.zip) "
-                       r"\(([\d.]+ \wB)\)")
+_DOWNLOAD = re.compile(r"Downloading (?:\S*/)?([\w.]+-[\w.]+?)(?:-\S*\.whl|\.tar\.gz|\.zip) "
+                       r"\(([\d.]+ \wB)\)")  # and not what pip reads first, .whl.metadata
 
 
 def complete(error: type[Exception], root: Path = ROOT) -> None:
@@ -86,7 +86,8 @@ def install(missing: list, error: type[Exception]) -> None:
     """Installs requirements by pip; says what it downloads while it does."""
     start, kept = time.monotonic(), loaded()
     print(f"Installing {', '.join(need.name for need in missing)} into {sys.prefix}, with what "
-          f"they need; torch {kept['torch']} stays. Looked up, then downloaded:", flush=True)
+          f"they need; torch {kept['torch']} stays. Looked up and downloaded:",
+          end="", flush=True)
     code, said = run_pip([f"{name}=={version}" for name, version in kept.items()], missing)
     if code:
         why = [line for line in said if _REASON.match(line)] or said[-1:]
@@ -108,9 +109,18 @@ def run_pip(constraints: list[str], requirements: list) -> tuple[int, list[str]]
                               text=True) as pip:
             for line in pip.stdout:
                 said.append(line.strip())
-                if found := _LOOKED_UP.match(line):  # pip looks all up before it downloads any
-                    print(found[1], end=" ", flush=True)
-                elif found := _DOWNLOAD.match(line.strip()):
-                    print(f"\n  {found[1]}, {found[2]}", end="", flush=True)
+                if text := progress(said):
+                    print(text, end="", flush=True)
     print(flush=True)
     return pip.returncode, said
+
+
+def progress(lines: list[str]) -> str:
+    """What to print of pip's last line: a name that it looks up, or a download with its size."""
+    if found := _DOWNLOAD.match(lines[-1]):
+        return f"\n  {found[1]}, {found[2]}"
+    if not (found := _LOOKED_UP.match(lines[-1])):
+        return ""
+    # pip looks up several, one after the other, before it downloads them
+    earlier = [line for line in lines[:-1] if _LOOKED_UP.match(line) or _DOWNLOAD.match(line)]
+    return f" {found[1]}" if earlier and _LOOKED_UP.match(earlier[-1]) else f"\n  {found[1]}"

@@ -178,13 +178,15 @@ def test_what_the_kernel_has_loaded_is_not_replaced(pip):
     assert not list((pip / "target").iterdir())
 
 
-@pytest.mark.parametrize(("line", "said"), [
-    ("  Downloading accelerate-1.9.0-py3-none-any.whl (13.5 MB)", ("accelerate-1.9.0", "13.5 MB")),
-    ("Downloading https://host/a/hf_xet-1.8.0-cp37-abi3-linux_x86_64.whl (4.3 MB)",
-     ("hf_xet-1.8.0", "4.3 MB")),
-    ("Downloading tqdm-4.67.1.tar.gz (78 kB)", ("tqdm-4.67.1", "78 kB"))])
-def test_a_download_is_named_with_its_size(line, said):
-    assert rest._DOWNLOAD.match(line.strip()).groups() == said
+def test_what_pip_does_is_named_at_once_with_sizes():
+    lines = ["Collecting accelerate>=1.10",
+             "Downloading accelerate-1.9.0-py3-none-any.whl.metadata (9 kB)",
+             "Collecting tqdm (from a)", "Requirement already satisfied: numpy",
+             "Downloading https://host/a/hf_xet-1.8.0-cp37-abi3-linux_x86_64.whl (4.3 MB)",
+             "Downloading tqdm-4.67.1.tar.gz (78 kB)", "Collecting psygnal"]
+    said = "".join(rest.progress(lines[:n + 1]) for n in range(len(lines)))
+    assert said.splitlines() == ["", "  accelerate tqdm", "  hf_xet-1.8.0, 4.3 MB",
+                                 "  tqdm-4.67.1, 78 kB", "  psygnal"]
 
 
 def test_a_new_address_needs_no_execution(monkeypatch):
