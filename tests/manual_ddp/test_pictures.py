@@ -161,7 +161,7 @@ def test_the_slider_redraws_quickly_and_stands_still_without_a_kernel(solution):
 def test_the_guess_about_buckets_is_drawn_at_the_presets_cap(solution, monkeypatch):
     monkeypatch.setitem(guesses._guesses, "2.5", 7)
     slider = lab.explore_buckets(solution.make_buckets, SMALL)
-    assert repr(slider).endswith("all-reduces per step; your guess: 7")
+    assert "all-reduces per step; your guess: 7\nYou guessed 7, and it is " in repr(slider)
     assert "guess" not in repr(slider.picture(25.0))
 
 
