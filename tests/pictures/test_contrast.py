@@ -50,6 +50,15 @@ def test_faint_text_is_found():
     assert [found.split(":")[0] for found in faint_texts(figure)] == ["'white on orange'", "'grey'"]
 
 
+def test_text_below_a_box_is_hidden_and_not_faint():
+    figure, ax = sheet(4, 2)
+    write(ax, 1.5, 1, "below", colour=palette.INK, ha="center")
+    box(ax, 0.5, 0.5, 2, 1, [palette.INK]).set_zorder(9)
+    assert faint_texts(figure) == []
+    write(ax, 1.5, 1, "above", colour=palette.INK, ha="center").set_zorder(10)
+    assert [found.split(":")[0] for found in faint_texts(figure)] == ["'above'"]
+
+
 def test_a_picture_has_its_words_for_screen_readers():
     figure, _ = canvas(4, 2)
     data, metadata = Picture(figure, "2 < 3, 'quoted'\nand more")._repr_mimebundle_()
