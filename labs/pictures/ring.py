@@ -207,10 +207,11 @@ class _Grid:
                       palette.INK)
                 continue
             arrow(ax, (x, self.bottom + 0.02), (x, self.bottom + self.gap - 0.02), palette.INK)
-            write(ax, x + 0.12, self.bottom + 0.15, "to rank 0", size=8.5, colour=palette.MUTED)
             arrow(ax, (x, self.y - self.gap + 0.02), (x, self.y - 0.01), palette.INK)
-            write(ax, x + 0.12, self.y - 0.15, f"from rank {self.ranks - 1}", size=8.5,
-                  colour=palette.MUTED)
+            side, ha = (0.12, "left") if x < WIDTH - 1 else (-0.12, "right")
+            for y, name in ((self.bottom + 0.15, "to rank 0"),
+                            (self.y - 0.15, f"from rank {self.ranks - 1}")):
+                write(ax, x + side, y, name, size=8.5, ha=ha, colour=palette.MUTED)
 
     def moving(self, ax, held, changes, moved):
         """Each piece on its way, above everything else."""

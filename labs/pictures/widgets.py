@@ -33,6 +33,7 @@ class Controls:
         self.choices, self.picture, self.live, self.columns = choices, picture, live, columns
         self.first = {choice.name: choice.value for choice in choices}
         self.still: Picture = still or picture(**self.first)
+        self._still_is_first = still is None
 
     @property
     def data(self) -> object:
@@ -65,7 +66,8 @@ class Controls:
         kinds = {"slider": Slider, "menu": Menu}
         handles = [_handle(ipywidgets, kinds[choice.kind], choice, self.columns > 1)
                    for choice in self.choices]
-        view = ipywidgets.HTML(self._html(**self.first),
+        drawn = self._still_is_first and not self.live  # not a second time
+        view = ipywidgets.HTML(self.still.html() if drawn else self._html(**self.first),
                                layout=ipywidgets.Layout(max_width=_PIXELS, margin="0"))
 
         def redraw(_):

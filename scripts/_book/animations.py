@@ -17,6 +17,6 @@ def copy(site: Path) -> None:
 
 
 def on_page(_site: Path) -> str:
-    """The HTML of all animations, and their stills for whoever prefers no motion."""
+    """The HTML of all animations, and their stills for readers who prefer no motion."""
     return "\n".join(f'<p class="moving">{catalogue.picture_html(name, IN_SITE)}</p>\n'
                      for name in catalogue.read())

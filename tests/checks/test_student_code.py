@@ -169,9 +169,9 @@ def test_an_endless_loop_can_be_stopped_and_says_where_it_was():
             time.sleep(0.01)
 
     error = interrupted(loops)
-    [line] = error._render_traceback_()
+    line, *rest = error._render_traceback_()
     assert line.startswith("interrupted in your code, at test_student_code.py line ")
-    assert line.endswith(":  time.sleep(0.01)")
+    assert line.endswith(":  time.sleep(0.01)") and rest[-1].startswith("To continue, run this")
 
 
 def test_an_endless_loop_is_pointed_at(monkeypatch, capsys):
@@ -222,11 +222,13 @@ def test_a_cells_check_ends_in_a_verdict_and_the_kernel_lives(kernel, body, said
     assert kernel.run("print(6 * 7)") == ("42\n", None)
 
 
-def test_the_stop_button_ends_a_cells_check_with_one_line(kernel):
+def test_the_stop_button_ends_a_cells_check_and_says_what_to_run_next(kernel):
     kernel.start("def block_parameters(m):\n    print('runs')\n    while True: pass\n"
                  "lab.check_parameters(block_parameters, block_parameters)\nprint('goes on')")
     kernel.finish(until="runs")
     kernel.manager.interrupt_kernel()
     text, error = kernel.finish(timeout=20)
-    assert error.startswith("interrupted in your code, at In [") and "\n" not in error.strip()
-    assert error.endswith("line 3:  while True: pass") and "goes on" not in text
+    line, *rest = error.strip().splitlines()
+    assert line.startswith("interrupted in your code, at In [") and "goes on" not in text
+    assert line.endswith("line 3:  while True: pass")
+    assert [words[:21] for words in rest] == ["The cell was at work ", "To continue, run this"]
