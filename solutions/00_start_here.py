@@ -155,15 +155,30 @@ launch(sum_of_ranks, ranks=4)
 # Before most runs you write down a guess, and the picture shows it beside the measurement. You remember
 # a prediction that turned out wrong.
 #
-# Ranks 0, 1, 2 and 3 hold 1, 4, 9 and 16. What is their mean?
+# Ranks 0, 1, 2 and 3 hold 1, 4, 9 and 16, and call `dist.all_reduce` twice. What does each hold then?
 
 # %%
-# A guess, for exercise 0.1: put a number in place of the dots
+# A guess, before exercise 0.1: put a number in place of the dots
 ### BEGIN SOLUTION
-my_guess = 10
+my_guess = 60
 ### END SOLUTION
 
-labs.guess("0.1", "the mean over ranks", my_guess)
+labs.guess("0.1", "what a rank holds after two all-reduces", my_guess)
+
+# %%
+def reduce_twice():
+    x = torch.tensor([(dist.get_rank() + 1.0) ** 2], device=labs.device())
+    own = x.item()
+    dist.all_reduce(x)
+    dist.all_reduce(x)
+    return own, x.item()
+
+
+lab.before_and_after(reduce_twice, ranks=4, guess="0.1")
+
+# %% [markdown]
+# The first all-reduce writes 30 into every rank's `x`. The second one adds these: 4 · 30. A collective
+# that works in place changes what the next one sends.
 
 # %% [markdown]
 # ### Exercise 0.1 · Mean over ranks
@@ -212,7 +227,7 @@ def own_and_mean():
 
 
 # %%
-lab.before_and_after_mean(own_and_mean, ranks=4)
+lab.before_and_after(own_and_mean, ranks=4)
 
 # %% [markdown]
 # **Notice:** every rank holds the same number afterwards.

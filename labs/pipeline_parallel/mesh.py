@@ -125,7 +125,7 @@ def _short(ranks) -> str:
 
 DIMENSIONS = {"data": 32, "pipeline": 12, "tensor": 8}
 ORDERS = (("data", "pipeline", "tensor"), ("tensor", "pipeline", "data"))
-COLOURS = {"data": palette.MEMORY["gradients"], "pipeline": palette.MEMORY["activations"],
+COLOURS = {"data": palette.MEMORY["gradients"], "pipeline": palette.MEMORY["optimizer state"],
            "tensor": palette.MEMORY["parameters"]}
 _NODES_IN_A_ROW = 24
 

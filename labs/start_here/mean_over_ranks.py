@@ -76,10 +76,12 @@ def _not_the_mean(rank, ranks, tried) -> Wrong:
 
 
 @shows("0.1")
-def before_and_after_mean(own_and_mean: Callable, ranks: int) -> Picture:
-    """Runs the student's function, which returns a rank's own number and the mean, and draws both
-    for each rank. Raises Wrong where a rank's own number is not (rank + 1)²."""
+def before_and_after(own_and_result: Callable, ranks: int, guess: str | None = None) -> Picture:
+    """Runs a function that returns a rank's own number and a result, and draws both for each rank.
+    guess: the exercise of the guess that is drawn beside them. Raises Wrong where a rank's own
+    number is not (rank + 1)²."""
     require_world_size(ranks)
     pairs = recorded_collectives.run_answer(
-        recorded_collectives.try_own_number, own_and_mean, ranks=ranks)
-    return numbers_before_and_after(*map(list, zip(*pairs, strict=True)), guessed("0.1"))
+        recorded_collectives.try_own_number, own_and_result, ranks=ranks)
+    return numbers_before_and_after(*map(list, zip(*pairs, strict=True)),
+                                    guessed(guess) if guess else None)

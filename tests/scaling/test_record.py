@@ -269,7 +269,7 @@ def test_a_record_is_read_back(shown, tmp_path):
     table = record.table
     assert table.title in repr(record) and table.title in record._repr_html_()
     assert ("Efficiency", "weak scaling, 2 ranks: efficiency", "-20.0%", 1, 1) in table.rows
-    assert ("Memory", "–", "", 1, 0) in table.rows and "torch" in table.title
+    assert ("Memory", "none has a prediction", "", 1, 0) in table.rows and "torch" in table.title
 
 
 def test_a_record_that_was_not_written_is_not_read(session):

@@ -122,10 +122,11 @@ def test_the_rings_slider_shows_every_step_and_stands_still_without_a_kernel(not
     assert "step 1 of 2: reduce-scatter, the receiver adds" in repr(steps)
 
 
-def test_mean_picture_and_its_guess(notebook):
-    labs.guess("0.1", "the mean", 10)
-    picture = lab.before_and_after_mean(notebook["own_and_mean"], ranks=4)
-    assert picture.data == ([1, 4, 9, 16], [7.5] * 4, 10)
+def test_the_picture_of_two_all_reduces_and_its_guess(notebook):
+    labs.guess("0.1", "after two all-reduces", 60)
+    picture = lab.before_and_after(notebook["reduce_twice"], ranks=4, guess="0.1")
+    assert picture.data == ([1, 4, 9, 16], [120] * 4, 60)
+    assert lab.before_and_after(notebook["own_and_mean"], ranks=4).data[1:] == ([7.5] * 4, None)
 
 
 def test_ring_traffic_is_counted_on_real_ranks(notebook):
@@ -179,13 +180,13 @@ def test_a_picture_waits_for_nothing_that_the_answer_does_not_wait_for(notebook,
         dist.all_reduce(torch.ones(1), async_op=True)
         return notebook[answer](*mine)
 
-    show = {"own_and_mean": lab.before_and_after_mean,
+    show = {"own_and_mean": lab.before_and_after,
             "all_reduce_in_two": lab.two_steps}[answer]
     verdict = show(hasty, ranks=2)
     assert "of 2: all_reduce was issued and never waited for" in verdict.sentence
 
 
-@pytest.mark.parametrize("show", ["before_and_after_mean", "two_steps"])
+@pytest.mark.parametrize("show", ["before_and_after", "two_steps"])
 def test_pictures_of_unfilled_exercises_wait(show):
     def gap(*mine):
         raise NotImplementedError({"two_steps": "Exercise 0.2"}.get(show, "Exercise 0.1"))
