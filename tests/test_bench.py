@@ -60,6 +60,8 @@ def test_ddp(bench_here, monkeypatch):
     monkeypatch.setattr(ddp, "run", lambda arguments: result)
     text = bench_here("ddp")  # the table is for people
     assert "bucketed, overlapped" in text and "of torch DDP" in text
+    monkeypatch.setattr(ddp, "run", lambda arguments: print("This machine is busy") or result)
+    assert json.loads(bench_here("ddp", "--json"))["tokens_per_s"] == result["tokens_per_s"]
 
 
 def test_explorer():

@@ -70,8 +70,9 @@ def _only_json_on_stdout(wanted):
     out = os.fdopen(os.dup(1), "w")
     if wanted:
         sys.stdout.flush()
-        os.dup2(2, 1)
-    yield out
+        os.dup2(2, 1)  # of ranks and other processes
+    with contextlib.redirect_stdout(sys.stderr) if wanted else contextlib.nullcontext():
+        yield out
     out.flush()
 
 
