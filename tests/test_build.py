@@ -724,9 +724,7 @@ def check_executed(root):
         {"output_type": "stream", "name": "stdout", "text": ["calls 3\n"]}
     ]
     assert nb["metadata"] == notebook.METADATA
-    start = time.perf_counter()
     assert command("--root", root, "--check", "03").returncode == 0
-    assert time.perf_counter() - start < 5  # 0.5 s on a quiet machine
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from labs.words import counted, named_ranks
 from labs.workers import source_lines
-from labs.workers.progress import progress_bar
+from labs.workers.progress import OFF, in_notebook, progress_bar
 
 HOLD = 0.2  # seconds a line may wait, so that lines of the same moment appear in rank order
 SHOWN = 200  # lines of each rank that are shown as they come; of the rest, the last ones
@@ -76,7 +76,10 @@ class LaunchOutput:
         self._warnings.setdefault(title, RepeatedWarning(title)).add(rank)
 
     def show_notice(self, text: str) -> None:
-        """Shows a sentence of the launcher's own, also where the ranks' output is not shown."""
+        """Shows a sentence of the launcher's own, also where the ranks' output is not shown; not in
+        outputs that are compared or kept, as only a slow machine has it there."""
+        if in_notebook() and os.environ.get(OFF) == "0":
+            return
         self._show_pending()
         print(text, flush=True)
 

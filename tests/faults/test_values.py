@@ -139,6 +139,16 @@ def test_an_endless_loop_is_pointed_at_and_not_ended(monkeypatch, capfd, next_la
     assert "Interrupt the cell" in shown
 
 
+def test_outputs_that_are_compared_have_no_notice(monkeypatch, capfd):
+    said = output.LaunchOutput(ranks=1, quiet=True)
+    for in_notebook, progress, shown in ((True, "0", ""), (True, "1", "slow\n"),
+                                         (False, "0", "slow\n")):
+        monkeypatch.setattr(output, "in_notebook", lambda answer=in_notebook: answer)
+        monkeypatch.setenv(output.OFF, progress)
+        said.show_notice("slow")
+        assert capfd.readouterr().out == shown
+
+
 def test_all_of_a_flood_is_kept(next_launch_works):
     output = launch(faulty.prints_a_flood, ranks=4, quiet=True).output
     assert output == ["".join(f"line {number}\n" for number in range(100_000))] * 4
