@@ -21,6 +21,7 @@ from labs.fsdp import memory_limits
 from labs.fsdp.comparisons import peaks
 from labs.fsdp.cost import UTILISATION
 from labs.fsdp.memory_limits import LargestModel, size_text
+from labs.pictures import marks
 from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.memory import MemoryRow, memory_bars
 from labs.pictures.picture import Picture
@@ -209,7 +210,15 @@ def show_largest_models(compared: Comparison, *found: LargestModel) -> Picture:
     return side_by_side(names, [limit, largest], _moments(compared.results)
                         + "; ✗: more than the limit" * bool(limit.out_of_memory),
                         f"The largest model that fits: {most}, {sizes[most] / 1e6:.3g} M "
-                        "parameters" if sizes else "")
+                        "parameters" if sizes else "", _times_answered(guess, sizes))
+
+
+def _times_answered(guess, sizes) -> str:
+    """The guess, a multiple of the largest model under DDP, answered; "" where one is missing."""
+    name = next((name for name in sizes if "checkpointing" in name), "")
+    if not name or "DDP" not in sizes:
+        return ""
+    return marks.answered(guess, sizes[name] / sizes["DDP"], "times")
 
 
 def _moments(found) -> str:

@@ -15,6 +15,7 @@ from labs.meters import trace_units
 from labs.meters.trace import Trace
 from labs.pictures import palette, timelines
 from labs.pictures.bars import Bar, bars
+from labs.pictures.marks import answered
 from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
 from labs.training.presets import Preset
@@ -240,7 +241,9 @@ def show_throughput(preset: Preset, configures: dict[str, Callable | None],
                 guessed=_guessed_rate(usual, number)) for number, name in enumerate(strategies)]
     changes = [f"{row.name} {100 * (row.measured / usual - 1):+z.0f} %" for row in rows[1:]]
     return bars(rows, "tokens/s", f"of all ranks together (median of {rounds} turns)",
-                note=below(speeds(found)), lesson=f"Against {default}: {', '.join(changes)}")
+                note=below(speeds(found)), lesson=f"Against {default}: {', '.join(changes)}",
+                answer=answered(guessed("5.6"), 100 * (1 - rows[1].measured / usual), "% slower")
+                if len(rows) > 1 else None)
 
 
 def _guessed_rate(default_rate, number) -> float | None:

@@ -24,7 +24,7 @@ from labs.meters.traffic import Traffic
 from labs.meters.typical_step import TypicalStep, record_in_turns, require_typical
 from labs.pictures import palette, phases, timelines
 from labs.pictures.bars import Bar, bars
-from labs.pictures.marks import format_number
+from labs.pictures.marks import answered, format_number
 from labs.pictures.picture import Picture
 from labs.predictions.communication import traffic as predicted
 from labs.training import data, models
@@ -223,6 +223,12 @@ def show_throughput(compared: Comparison) -> Picture:
         name, compared.tokens_per_second(name), colour=palette.PLAIN,
         guessed=ratio * torchs if ratio is not None and "overlapped" in name else None)
         for name in compared.results], "tokens/s", "of all ranks together (median of turns)",
-        note=below(speeds(compared)),
+        note=below(speeds(compared)), answer=_ratio_answered(ratio, rates),
         lesson=f"{best} has {rates[best] / rates[slowest]:.2g} times the throughput of {slowest}"
         if best != slowest else "")
+
+
+def _ratio_answered(ratio, rates) -> str:
+    """The guess, a share of torch DDP's throughput, answered."""
+    name = next((name for name in rates if "overlapped" in name), "")
+    return answered(ratio, rates[name] / rates["torch DDP"], "of torch DDP's") if name else ""

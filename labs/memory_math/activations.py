@@ -197,7 +197,10 @@ def show_layer_activations(layer_activations) -> Picture:
     llama = ground_truth.llama_saved_bytes(1, 128, 256) / (128 * 256)
     rows.append(Bar("Llama-3's proportions, fused", llama,
                     colour=palette.MEMORY["activations"]))
-    return bars(rows, "s·b·h", "bytes saved by one block in bf16 (GPT-2 with 1024 tokens)")
+    eager, fused = rows[0].measured, rows[1].measured
+    return bars(rows, "s·b·h", "bytes saved by one block in bf16 (GPT-2 with 1024 tokens)",
+                lesson=f"Fused attention: a block saves {eager / fused:.1f} times fewer bytes than "
+                       "with eager attention")
 
 
 @shows("1.4")

@@ -165,4 +165,7 @@ def show_saved_parts(bytes_for_backward, layer_activations) -> Picture:
                             formula[part.name] if is_gpt2 else None,
                             None if is_gpt2 or part.name != "two norms" else guessed("1.8"),
                             colour=palette.MEMORY["activations"]))
-    return bars(rows, "s·b·h", "bytes that your function counts in bf16, attention fused")
+    off = max(abs(row.measured / row.predicted - 1) for row in rows if row.predicted)
+    return bars(rows, "s·b·h", "bytes that your function counts in bf16, attention fused",
+                lesson=f"GPT-2's parts are at most {off:.1%} from the formula of Korthikanti et "
+                       "al.")

@@ -186,7 +186,11 @@ def show_self_check(bytes_left, per_rank, activations) -> Picture:
                            guessed=guess * GB if guess and name == "13B, ZeRO-3" else None),
                  MemoryRow("with every buffer",
                            predicted=setting.held + Memory(other=setting.overhead))]
-    return memory_bars(rows, f"of one rank, 4 × {GPU.name}", [(GPU.usable, GPU.name)], unit="GB")
+    off = max(abs(mine.predicted.total / exact.predicted.total - 1)
+              for mine, exact in zip(rows[::2], rows[1::2], strict=True))
+    return memory_bars(rows, f"of one rank, 4 × {GPU.name}", [(GPU.usable, GPU.name)], unit="GB",
+                       lesson=f"Your estimates are at most {off:.0%} from the predictions with "
+                              "every buffer")
 
 
 def _estimate(bytes_left, per_rank, activations, job) -> Memory:

@@ -159,10 +159,14 @@ def _gb(value) -> str:
 def show_recipes(bytes_per_parameter, recipes: dict[str, tuple]) -> Picture:
     """Bytes per parameter: the student's, and those of real tensors after a step of AdamW."""
     measured = ground_truth.measured_recipes()
-    return memory_bars([MemoryRow(name, measured.get(name),
-                                  states_of(bytes_per_parameter(*types), name),
+    held = {name: states_of(bytes_per_parameter(*types), name) for name, types in recipes.items()}
+    totals = [each.total for each in held.values()]
+    same = [name for name, each in held.items() if each.total == max(totals)]
+    return memory_bars([MemoryRow(name, measured.get(name), each,
                                   guessed("1.2") if name == "bf16, fp32 master" else None)
-                        for name, types in recipes.items()], "per parameter", unit="bytes")
+                        for name, each in held.items()], "per parameter", unit="bytes",
+                       lesson=f"From {min(totals):g} to {max(totals):g} bytes for one parameter; "
+                              f"most: {listed(same)}")
 
 
 @shows("1.2")

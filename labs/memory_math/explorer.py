@@ -185,7 +185,10 @@ def show_scaling(model: str = "Llama-3-70B", traced: tuple[int, ...] = (8, 64, 1
         {f"{count}": run.peak for count, run in runs.items()},
         {f"{count}": held for count, held in predicted.items()},
         f"of tensors on one rank of {model} at its peak", _capacities(_large()), unit="GB",
-        below="ranks (FSDP2)", source="dry run", note=_note(runs, predicted)))
+        below="ranks (FSDP2)", source="dry run", note=_note(runs, predicted), lesson=(
+            f"From {min(predicted)} to {max(predicted):,} ranks: "
+            f"{predicted[min(predicted)].total / GB:.0f} to "
+            f"{predicted[max(predicted)].total / GB:.2g} GB of a rank")))
 
 
 def _dry_runs(config, traced, batch, sequence) -> dict:

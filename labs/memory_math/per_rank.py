@@ -75,10 +75,15 @@ def _gb(nbytes) -> str:
 STAGES = ("plain data parallelism", "ZeRO-1", "ZeRO-2", "ZeRO-3")
 
 
+FIGURE_1 = (120, 31.4, 16.6, 1.9)  # GB, as ZeRO (arXiv 1910.02054) prints them, by stage
+
+
 @shows("1.3")
 def show_figure_1(per_rank) -> Picture:
     """Figure 1 of the ZeRO paper from the student's function."""
-    return _stages(per_rank, 7.5e9, (2, 2, 12), 64, "of one rank: 7.5B, 64 ranks, K = 12")
+    return _stages(per_rank, 7.5e9, (2, 2, 12), 64, "of one rank: 7.5B, 64 ranks, K = 12",
+                   note="Printed in the paper's figure: "
+                        + ", ".join(f"{gigabytes:g} GB" for gigabytes in FIGURE_1))
 
 
 @shows("1.3")
@@ -88,12 +93,12 @@ def show_70b(per_rank) -> Picture:
                    guessed("1.3"), ("A100-80", "H200", "B200"))
 
 
-def _stages(per_rank, count, recipe, ranks, title, guess=None, gpus=()) -> Picture:
+def _stages(per_rank, count, recipe, ranks, title, guess=None, gpus=(), note="") -> Picture:
     rows = [MemoryRow(name, predicted=states_of(per_rank(count, recipe, stage, ranks), name),
                       guessed=guess and guess * GB if stage == 2 else None)
             for stage, name in enumerate(STAGES)]
     return memory_bars(rows, title, [(hardware.gpu(name).usable, name) for name in gpus],
-                       unit="GB", lesson=(
+                       unit="GB", note=note, lesson=(
                            f"{rows[-1].name}: 1/{rows[0].bar.total / rows[-1].bar.total:.3g} of "
                            f"the memory of {rows[0].name}"))
 

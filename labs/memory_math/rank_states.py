@@ -93,9 +93,10 @@ MB = 10**6
 @shows("1.7")
 def show_rank_states(measured: list[RankMemory], rank_states) -> Picture:
     """What each rank holds after backward, and the student's sum."""
-    return memory_bars([MemoryRow(held.name, held.after_backward,
-                                  _formula_total(rank_states, held)) for held in measured],
-                       "of one rank after backward", unit="MB")
+    rows = [MemoryRow(held.name, held.after_backward, _formula_total(rank_states, held))
+            for held in measured]
+    return memory_bars(rows, "of one rank after backward", unit="MB", lesson=(
+        f"Your formula is at most {_worst(rows):.1%} from what the ranks hold"))
 
 
 @shows("1.7")
@@ -136,13 +137,17 @@ def show_peak(measured: list[RankMemory]) -> Picture:
     rows = [MemoryRow(held.name, held.report.step_peak, held.predicted["peak"].total,
                       guess * 1e6 if guess and held.strategy == "DDP" else None)
             for held in measured]
-    picture = memory_bars(rows, "of one rank at its peak", unit="MB")
-    worst = max(abs(row.predicted_total / row.measured.total - 1) for row in rows)
-    picture.text += f"\nthe prediction is off by at most {100 * worst:.2g} %"
+    picture = memory_bars(rows, "of one rank at its peak", unit="MB", lesson=(
+        f"The predicted peaks are at most {_worst(rows):.2%} from the measured ones"))
     for held in measured:
         if held.report.allocator:
             picture.text += f"\n{held.name}: {held.report.allocator}"
     return picture
+
+
+def _worst(rows: list[MemoryRow]) -> float:
+    """How far the prediction that is off most is, as a share of what was measured."""
+    return max(abs(row.predicted_total / row.measured.total - 1) for row in rows)
 
 
 def _formula_total(rank_states, held) -> float:

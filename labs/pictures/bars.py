@@ -26,16 +26,19 @@ class Bar:
 
 
 def bars(rows: list[Bar], unit: str, title: str = "", limit: tuple[float, str] | None = None,
-         note: str = "", source: str = "measured", lesson: str = "") -> Picture:
+         note: str = "", source: str = "measured", lesson: str = "",
+         answer: str | None = None) -> Picture:
     """A picture of horizontal bars with ticks. title: what the axis counts, after its unit; limit:
     (value, name) of a line across all bars; note: lines below, after the guesses' answers; source:
-    where the numbers are from; lesson: the picture's title."""
+    where the numbers are from; lesson: the picture's title; answer: to the guess, where that is
+    another quantity than the bars'."""
     drawn = [marks.LabelledBar({source: row.measured},
                                f"{marks.format_number(row.measured)} {unit}", row.predicted,
                                row.guessed, colour=row.colour) for row in rows]
     axis_title = f"{unit} {title}".strip()
     names = [row.name for row in rows]
-    note = "\n".join([*marks.answers(zip(names, drawn, strict=True), unit), *note.splitlines()])
+    said = marks.answers(zip(names, drawn, strict=True), unit) if answer is None else [answer]
+    note = "\n".join([*filter(None, said), *note.splitlines()])
     figure, [ax] = marks.bar_chart(names, [drawn], [axis_title], 1.05 + 0.46 * len(rows)
                                    + marks.NOTE_LINE * len(note.splitlines())
                                    + marks.HEADLINE * bool(lesson))
@@ -108,13 +111,14 @@ class Panel:
 
 
 def side_by_side(names: Sequence[str], panels: Sequence[Panel], note: str = "",
-                 lesson: str = "") -> Picture:
+                 lesson: str = "", answer: str | None = None) -> Picture:
     """A row for each name, a column for each Panel; its `data` is title -> Panel. note: lines
-    below, after the guesses' answers; lesson: the picture's title."""
+    below, after the guesses' answers; lesson: the picture's title; answer: to the guess, where that
+    is another quantity than the bars'."""
     bars = [[panel.drawn(place) for place in range(len(names))] for panel in panels]
-    note = "\n".join([*sum((_answers(names, panel, row)
-                            for panel, row in zip(panels, bars, strict=True)), []),
-                      *note.splitlines()])
+    said = [answer] if answer is not None else sum((
+        _answers(names, panel, row) for panel, row in zip(panels, bars, strict=True)), [])
+    note = "\n".join([*filter(None, said), *note.splitlines()])
     figure, axes = marks.bar_chart(names, bars, [panel.unit for panel in panels],
                                    1.45 + 0.5 * len(names)
                                    + marks.NOTE_LINE * len(note.splitlines())

@@ -162,7 +162,8 @@ def _in_words(rows, title, unit, shown, note) -> str:
 
 def memory_columns(measured: dict[str, Memory], predicted: dict[str, Memory | float] | None = None,
                    title: str = "", capacities: list[Capacity] = (), unit: str | None = None,
-                   below: str = "", source: str = "measured", note: str = "") -> Picture:
+                   below: str = "", source: str = "measured", note: str = "",
+                   lesson: str = "") -> Picture:
     """A picture with a column for each name, by category. predicted: the tick; a name
     that is only there gets a pale column. below: what the names are; source: how `measured` was
     found. The rest as for `memory_bars`."""
@@ -174,7 +175,8 @@ def memory_columns(measured: dict[str, Memory], predicted: dict[str, Memory | fl
     bars = [row.drawn(unit) for row in rows]
     top = 1.12 * max([*(bar.end for bar in bars), *(size / unit.size for size, _ in shown)])
     lines = textwrap.wrap(note, 112)
-    figure, ax = canvas(WIDTH, 3.6 + 0.2 * len(lines))
+    figure, ax = canvas(WIDTH, 3.6 + 0.2 * len(lines) + marks.HEADLINE * bool(lesson))
+    marks.headline(figure, lesson)
     for place, bar in enumerate(bars):
         marks.draw_stack(ax, place, bar, upright=True)
         marks.draw_tick(ax, bar.predicted, place, palette.PREDICTED, upright=True)
@@ -189,7 +191,9 @@ def memory_columns(measured: dict[str, Memory], predicted: dict[str, Memory | fl
     marks.plain_numbers(ax.yaxis)
     ax.set_title("\n".join([*lines, _axis_title(unit, title)]), loc="left", fontsize=10)
     marks.draw_legend(figure, bars)
-    return _picture(figure, rows, title, unit, shown, note)
+    picture = _picture(figure, rows, title, unit, shown, note)
+    picture.text = "\n".join(filter(None, [lesson, picture.text]))
+    return picture
 
 
 def capacities_shown(capacities: list[Capacity], longest: float) -> list[Capacity]:

@@ -143,7 +143,7 @@ KINDS = {"DDP": (_only(sharding="DDP"), _only(sharding="ZeRO-1")),
 def show_plans(choose_plan: Callable) -> Table:
     """Returns a table of jobs: seconds of a step by the plan that the student's function chooses of
     each kind, and its plan of all."""
-    rows = []
+    rows, replica = [], ""
     for job in JOBS.values():
         chosen = {kind: [plan for each in settings if (plan := choose_plan(job, **each))]
                   for kind, settings in KINDS.items()}
@@ -157,13 +157,14 @@ def show_plans(choose_plan: Callable) -> Table:
         rows.append((f"{job.name}, {job.gpus:,} × {job.gpu.name}",
                      *("–" if took is None else marks.format_number(took) for took in best),
                      str(of_all).split(", micro")[0] if of_all else "nothing fits"))
-    guess = guessed("7.25")
+        if of_all and job.name == "Llama-3-405B":
+            replica = of_all.gpus // of_all.data
     return Table("seconds of a step by your choice of each kind",
                  ("job", *KINDS, "your plan"), rows,
                  note="– : no plan of this kind fits. DDP: with ZeRO-1, too. Each column from "
                       "“and TP” on allows one thing more than the one before it; the last, "
                       "interleaved chunks and ZB-H1."
-                      + ("" if guess is None else f" Your guess: {guess:g} GPUs of a replica."))
+                      + (replica and f" {marks.answered(guessed('7.25'), replica, 'GPUs')}"))
 
 
 @shows("Costs of plans")

@@ -134,12 +134,13 @@ _NODES_IN_A_ROW = 24
 def show_mesh(group: Callable, rank: int = 0) -> Picture:
     """Draws the 384 nodes of a job of 3,072 GPUs, and on which of them the three groups of a rank
     are, for two orders of the dimensions. group: the student's function."""
-    figure, axes = canvas(WIDTH, 4.25, ncols=2)
-    words = []
+    figure, axes = canvas(WIDTH, 4.25 + marks.HEADLINE, ncols=2)
+    words, found = [], []
     for ax, names in zip(axes, ORDERS, strict=True):
         mesh = Mesh(names, tuple(DIMENSIONS[name] for name in names))
         groups = {name: list(group(rank, number, mesh.sizes)) for number, name in enumerate(names)}
         nodes = {name: mesh.nodes(ranks) for name, ranks in groups.items()}
+        found.append(nodes)
         _draw_nodes(ax, mesh, nodes)
         ax.set_title(" × ".join(f"{name} {DIMENSIONS[name]}" for name in names), fontsize=10,
                      loc="left")
@@ -148,13 +149,18 @@ def show_mesh(group: Callable, rank: int = 0) -> Picture:
             f"{len(nodes[name])} node{'s' * (len(nodes[name]) > 1)}" for name in reversed(names)))
         ax.set_xlabel("\n".join(f"{name}: {len(groups[name])} ranks on {len(nodes[name])} "
                                 f"node{'s' * (len(nodes[name]) > 1)}" for name in DIMENSIONS))
+    first, second = (len(nodes["tensor"]) for nodes in found)
+    lesson = (f"The tensor group of rank {rank} is on {counted(first, 'node')} where tensor is the "
+              f"last dimension, on {second} where it is the first")
+    marks.headline(figure, lesson)
     handles = [Patch(color=colour, label=f"{name} group of rank {rank}")
                for name, colour in COLOURS.items()]
     marks.legend_above(figure, [*handles, Patch(facecolor=palette.SURFACE,
                                                 edgecolor=palette.BORDER, label="a node: 8 GPUs")])
-    if (guess := guessed("7.21")) is not None:
-        marks.note_below(figure, f"Your guess for the pipeline group: {guess:g} nodes.")
-    return Picture(figure, "\n".join(words), data=guess)
+    guess = guessed("7.21")
+    answer = marks.answered(guess, len(found[0]["pipeline"]), "nodes of the pipeline group")
+    marks.note_below(figure, answer)
+    return Picture(figure, "\n".join([lesson, *words, *filter(None, [answer])]), data=guess)
 
 
 def _draw_nodes(ax, mesh, nodes):

@@ -181,7 +181,8 @@ def show_stages(rank_memory_of: Callable, job: Job, plan: Plan) -> Picture:
     parts = [require_named(rank_memory_of(job, plan, stage), PARTS, f"stage {stage}")
              | {"logits": rank_memory(job, plan, stage)["logits"]}
              for stage in range(plan.pipeline)]
-    figure, ax = canvas(WIDTH, 3.6 + marks.NOTE_LINE)
+    guess = guessed("7.24")
+    figure, ax = canvas(WIDTH, 3.6 + marks.HEADLINE + marks.NOTE_LINE * (1 + (guess is not None)))
     bottoms = [0.0] * plan.pipeline
     for name in COLOURS:
         heights = [found[name] / GB for found in parts]
@@ -193,14 +194,19 @@ def show_stages(rank_memory_of: Callable, job: Job, plan: Plan) -> Picture:
     if limit < 3 * max(bottoms):
         ax.axhline(limit, color=palette.RANK_FAILED, linewidth=1)
     handles = [Patch(color=COLOURS[name], label=name) for name in COLOURS]
-    if (guess := guessed("7.24")) is not None:
+    if guess is not None:
         handles.append(ax.hlines(guess, -0.5, 0.5, color=palette.GUESSED, linestyle=(0, (3, 2)),
                                  label="your guess for stage 0"))
     ax.set(xlabel="pipeline stage", ylabel="GB of a rank", xticks=range(plan.pipeline))
     ax.margins(y=0.12)
+    worst = bottoms.index(max(bottoms))
+    lesson = (f"Stage {worst} needs most: {bottoms[worst]:.1f} of {limit:.1f} GB, "
+              f"{bottoms[worst] / min(bottoms):.2f} times as much as the stage that needs least")
+    answer = marks.answered(guess, bottoms[0], "GB on stage 0")
+    marks.headline(figure, lesson)
     marks.legend_above(figure, handles)
-    marks.note_below(figure, f"{job}:\n{plan}. Each GPU has room for {limit:.1f} GB.")
+    marks.note_below(figure, "\n".join([*filter(None, [answer]), f"{job}:", f"{plan}"]))
     words = [f"stage {stage}: {total:.1f} GB, of them " + ", ".join(
         f"{name} {found[name] / GB:.1f}" for name in COLOURS)
         for stage, (total, found) in enumerate(zip(bottoms, parts, strict=True))]
-    return Picture(figure, "\n".join(words), data=parts)
+    return Picture(figure, "\n".join([lesson, *words, *filter(None, [answer])]), data=parts)

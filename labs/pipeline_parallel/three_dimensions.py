@@ -124,7 +124,10 @@ def show_three_dimensions(parallelize: Callable) -> Picture:
     are alike; where they are not, the longest bar and the range."""
     runs = train_in_three_dimensions(parallelize, steps=2)
     whole = sum(p.numel() for p in small_llama().parameters())
-    figure, (sent, held) = canvas(WIDTH, 2.6, ncols=2, gridspec_kw={"width_ratios": [1.6, 1]})
+    guess = guessed("7.23")
+    figure, (sent, held) = canvas(
+        WIDTH, 2.6 + marks.HEADLINE + marks.NOTE_LINE * (guess is not None), ncols=2,
+        gridspec_kw={"width_ratios": [1.6, 1]})
     names = list(reversed(NAMES))
     for row, name in enumerate(names):
         sizes = [sent_bytes(run, name) / 1e6 for run in runs]
@@ -138,13 +141,19 @@ def show_three_dimensions(parallelize: Callable) -> Picture:
               **marks.ON_PAPER)
     lines = [held.axvline(100 / len(runs), color=palette.PREDICTED, linewidth=1,
                           label="one eighth")]
-    if (guess := guessed("7.23")) is not None:
+    if guess is not None:
         lines.append(held.axvline(guess, color=palette.GUESSED, linestyle=(0, (3, 2)),
                                   label="your guess"))
     marks.name_rows(sent, names)
     marks.name_rows(held, [f"each of {len(runs)} ranks"])
     sent.set_xlabel(f"MB that each of {len(runs)} ranks sends in a step")
     held.set_xlabel("% of the parameters that it keeps")
+    most = max(NAMES, key=lambda name: max(sent_bytes(run, name) for run in runs))
+    lesson = f"Most is sent in the {most} group; a rank keeps {_range(shares, '.1f')} % of the " \
+             "parameters"
+    answer = marks.answered(guess, max(shares), "%")
+    marks.headline(figure, lesson)
+    marks.note_below(figure, answer)
     sent.margins(x=0.5)
     held.margins(x=0.3)
     marks.legend_above(figure, lines)
@@ -155,7 +164,8 @@ def show_three_dimensions(parallelize: Callable) -> Picture:
     metrics = [Metric("rank 0: share of the parameters", runs[0].held / whole, ""),
                *(Metric(f"rank 0: sent in its {name} group", sent_bytes(runs[0], name) / 1e6, "MB")
                  for name in NAMES)]
-    return Picture(figure, "\n".join(words), data=(runs, guess), metrics=metrics)
+    return Picture(figure, "\n".join([lesson, *words, *filter(None, [answer])]),
+                   data=(runs, guess), metrics=metrics)
 
 
 def _range(values, form) -> str:

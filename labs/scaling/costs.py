@@ -21,7 +21,7 @@ from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.pictures.tables import Table
 from labs.predictions import hardware
-from labs.predictions.cost.prices import MACHINES, Machine, hourly
+from labs.predictions.cost.prices import MACHINES, NODE, Machine, hourly
 from labs.predictions.memory import parameters
 from labs.predictions.memory.predict import predict
 from labs.predictions.step_time.efficiency import flops_per_token
@@ -170,8 +170,9 @@ def show_costs(costs: Callable, own: ReportedRun, dollars_per_hour: float,
     mine = _own_cost(costs, own, dollars_per_hour)
     shown = [*((row, palette.RUNS[1], "o") for row in rows),
              (mine, palette.readable(palette.PLAIN), "s")]
-    figure, ax = canvas(WIDTH, 1.7 + 0.31 * len(shown) + 2 * marks.NOTE_LINE)
     guess = guessed("6.12")
+    figure, ax = canvas(WIDTH, 1.7 + 0.31 * len(shown) + marks.HEADLINE
+                        + marks.NOTE_LINE * (2 + (guess is not None)))
     _cost_axis(ax, [row for row, _, _ in shown], rows, guess)
     for place, (row, colour, marker) in enumerate(shown):
         _draw_cost(ax, place, row, colour, marker)
@@ -180,12 +181,19 @@ def show_costs(costs: Callable, own: ReportedRun, dollars_per_hour: float,
             f"published speed, and so left out: {', '.join(left_out)}.")
     handles = _cost_legend(any(row.spot for row in rows))
     if guess is not None and guess > 0:
-        note += _draw_guess(ax, guess, handles)
+        _draw_guess(ax, guess, handles)
+    answers = [marks.answered(guess, row.dollars, f"dollars on {NODE}")
+               for row in rows if row.name == NODE]
+    note = "\n".join([*filter(None, answers), note])
+    cheapest, dearest = rows[0], rows[-1]
+    lesson = (f"The same tokens cost {dearest.dollars / cheapest.dollars:.2g} times as much on "
+              f"{dearest.name} as on {cheapest.name}")
+    marks.headline(figure, lesson)
     marks.note_below(figure, note)
     marks.legend_above(figure, handles)
     lines = [f"{row.name}: {row.dollars:,.2f}" + (f", spot {row.spot:,.2f}" if row.spot else "")
              for row, _, _ in shown]
-    return Picture(figure, "\n".join(["dollars per billion tokens", *lines, note]),
+    return Picture(figure, "\n".join([lesson, "dollars per billion tokens", *lines, note]),
                    data=[*rows, mine])
 
 
@@ -244,13 +252,11 @@ def _cost_axis(ax, shown, sellers, guess):
     ax.set_axisbelow(True)
 
 
-def _draw_guess(ax, guess, handles) -> str:
-    """A line across all rows, because the guess is of no row; returns what the note says of it."""
+def _draw_guess(ax, guess, handles):
+    """A line across all rows, because the guess is of no row; none beyond the axis."""
     if guess < ax.get_xlim()[1]:
         handles.append(ax.axvline(guess, color=palette.GUESSED, linestyle=(0, (3, 2)), zorder=2,
-                                  label=f"your guess, for Lambda 8x A100-80: {guess:g}"))
-        return ""
-    return f"\nYour guess, for Lambda 8x A100-80: {guess:g}, off the scale."
+                                  label=f"your guess, for {NODE}: {guess:g}"))
 
 
 def _cost_legend(has_spot) -> list:

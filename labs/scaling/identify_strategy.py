@@ -14,6 +14,7 @@ from labs.checks.inputs import UnchangedInputs
 from labs.checks.on_ranks import on_ranks
 from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.meters.evidence import PARTS, RankStepRecord, StepEvidence
+from labs.pictures import marks
 from labs.pictures.tables import Table
 from labs.scaling import synthetic_jobs
 from labs.scaling.started_jobs import KINDS, StartedJob
@@ -179,8 +180,9 @@ def show_jobs(jobs: Mapping[str, StartedJob], identify_strategy: Callable) -> Ta
              "trains a model of its own."]
     notes += [f"{' and '.join(alone)}: DDP calls its all-reduce with one rank too, which then "
               "sends nothing."] * bool(alone)
-    if (guess := guessed("6.11")) is not None and "--cpu" in jobs:
-        notes.append(f"Your guess for parameters with --cpu: {guess:g}.")
+    if "--cpu" in jobs:
+        notes += filter(None, [marks.answered(
+            guessed("6.11"), copies_of(jobs["--cpu"].ranks)["parameters"], "copies with --cpu")])
     return Table("copies that are resident on all ranks together, and × gradients reduced", (
         "started", "the library says", "your function says", "ranks",
         *(part.replace("_", " ") for part in PARTS), "reduced"), rows, left=2,

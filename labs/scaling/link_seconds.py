@@ -166,7 +166,7 @@ def show_fit(link_seconds: Callable, run: LinkRun | None = None) -> Picture:
     raise_if_waiting(link_seconds, len(NAMES))
     run = run or last_all_reduces()
     fitted = fit_all_reduces(run)
-    figure, ax = canvas(WIDTH, 3.7 + marks.NOTE_LINE * len(run.note.splitlines()))
+    figure, ax = canvas(WIDTH, 3.7 + marks.HEADLINE + marks.NOTE_LINE * len(run.note.splitlines()))
     metrics = []
     for number, bandwidth in enumerate(dict.fromkeys(name for name, _ in (*FITTED, *TRIED))):
         time, colour = _at(fitted, bandwidth), palette.RANKS[number]
@@ -182,10 +182,16 @@ def show_fit(link_seconds: Callable, run: LinkRun | None = None) -> Picture:
     ax.set_ylim(0)
     ax.grid(axis="y", color=palette.GRID)
     ax.set_axisbelow(True)
+    worst = max(abs(one.value / one.predicted - 1) for one in metrics
+                if not one.name.endswith("(fitted)"))
+    lesson = f"Fitted on {len(FITTED)} points, α and β predict {len(TRIED)} others to {worst:.1%}"
+    marks.headline(figure, lesson)
     marks.legend_above(figure, _legend_of_fit())
     marks.note_below(figure, run.note)
-    return Picture(figure, "\n".join([str(fitted), *_words_of_fit(metrics), *filter(None, [
-        run.note])]), data=run, metrics=metrics)
+    words = [f"{one.name}: measured {one.value:.3f} s, predicted {one.predicted:.3f}"
+             for one in metrics]
+    return Picture(figure, "\n".join([lesson, str(fitted), *words, *filter(None, [run.note])]),
+                   data=run, metrics=metrics)
 
 
 def _draw_line(ax, bandwidth, largest, colour, measured, seconds):
@@ -210,13 +216,6 @@ def _draw_point(ax, point, run, predicted, colour) -> Metric:
                     color=palette.readable(colour))
     return Metric(f"all-reduce of {size / 1e6:g} MB, {link_name(bandwidth)}"
                   + " (fitted)" * (point in FITTED), measured, "s", predicted)
-
-
-def _words_of_fit(metrics) -> list[str]:
-    worst = max(abs(one.value / one.predicted - 1) for one in metrics
-                if not one.name.endswith("(fitted)"))
-    return [*(f"{one.name}: measured {one.value:.3f} s, predicted {one.predicted:.3f}"
-              for one in metrics), f"largest error where nothing was fitted: {worst:.1%}"]
 
 
 def _legend_of_fit() -> list[Line2D]:

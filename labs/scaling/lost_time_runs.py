@@ -274,31 +274,36 @@ def show_lost_time(runs: RunsOnRanks, attribute_overhead: Callable) -> Picture:
     require_typical({name: runs.step_and_usual(name) for name in runs.usual},
                     "the cell that recorded them")
     note = runs.note()
-    figure, axes = canvas(WIDTH, 3.5 + marks.NOTE_LINE * bool(note), ncols=len(runs), sharey=True,
-                          squeeze=False)
+    figure, axes = canvas(WIDTH, 3.5 + marks.HEADLINE + marks.NOTE_LINE * bool(note),
+                          ncols=len(runs), sharey=True, squeeze=False)
     figure.get_layout_engine().set(wspace=0.04)
     words, metrics = [], []
     [alone] = [sum(parts_of_step(runs.alone, 0).values())]
-    gains = False
+    gains, most = False, {}
     for ax, (name, run) in zip(axes[0], runs.items(), strict=True):
         lost = require_named(attribute_overhead(list(run), list(runs.alone)), PARTS,
                              f"{name}: attribute_overhead")
         step = require_positive(alone + sum(lost.values()), f"{name}: a step")
         _draw_waterfall(ax, {part: 100 * lost[part] / step for part in PARTS}, 100 * alone / step)
+        most.setdefault(max(lost, key=lost.get), []).append(name)
         gains = gains or min(lost.values()) < -0.005 * step  # shown as more than 0 %
         ax.set_title(f"{name}\n{1e3 * step:,.0f} ms a step", fontsize=9.5, loc="left")
         metrics += [Metric(f"{name}: {_NAMES[part]}", lost[part], "s") for part in PARTS]
         metrics.append(Metric(f"{name}: efficiency", alone / step, ""))
         words.append(f"{name}: a step of {1e3 * step:.1f} ms, efficiency {alone / step:.0%}; " +
                      ", ".join(f"{_NAMES[part]} {1e3 * lost[part]:+.1f} ms" for part in PARTS))
+    lesson = "Most is lost to " + "; ".join(
+        f"{part} ({listed(names)})" for part, names in most.items())
+    marks.headline(figure, lesson)
     ranks = len(next(iter(runs.values())))
     marks.name_rows(axes[0][0], [f"{ranks} × one rank alone", *(_NAMES[part] for part in PARTS),
                                  "efficiency of the run"], size=9.5)
     marks.note_below(figure, f"percent of {ranks} times the throughput of one rank, which takes "
                      f"{1e3 * alone:,.0f} ms for a step" + "; outlined: a gain" * gains
                      + f"\n{note}" * bool(note))
-    return Picture(figure, "\n".join([f"one rank alone: a step of {1e3 * alone:.1f} ms", *words,
-                                      *filter(None, [note])]), data=runs, metrics=metrics)
+    return Picture(figure, "\n".join([
+        lesson, f"one rank alone: a step of {1e3 * alone:.1f} ms", *words,
+        *filter(None, [note])]), data=runs, metrics=metrics)
 
 
 def _draw_waterfall(ax: Axes, lost: Mapping[str, float], efficiency: float) -> None:

@@ -226,7 +226,13 @@ def show_spot(spot_costs: Callable, machine: Machine = MACHINES["AWS p5en.48xlar
     if machine.spot is None:
         raise Wrong(f"{machine.name} has no spot price", "Choose a machine that has one.",
                     code="no_spot_price")
-    figure, ax = canvas(WIDTH, 3.9)
+    guess, [first, *_] = guessed("6.14"), SETTINGS
+    even = _break_even(machine, SETTINGS[first])
+    answer = marks.answered(guess, even, "interruptions an hour")
+    lesson = f"Break-even at {even:.2f} interruptions an hour with {first}"
+    figure, ax = canvas(WIDTH, 3.9 + marks.HEADLINE + marks.NOTE_LINE * bool(answer))
+    marks.headline(figure, lesson)
+    marks.note_below(figure, answer)
     lines = [_draw_setting(ax, spot_costs, machine, name, colour)
              for name, colour in zip(SETTINGS, palette.RUNS[1:], strict=False)]
     right = 1.75 * max(_break_even(machine, setting) for setting in SETTINGS.values())
@@ -237,7 +243,7 @@ def show_spot(spot_costs: Callable, machine: Machine = MACHINES["AWS p5en.48xlar
                     va="bottom" if above else "top", textcoords="offset points", fontsize=9.5,
                     color=palette.MUTED, annotation_clip=False)
     handles = _spot_legend()
-    if (guess := guessed("6.14")) is not None:
+    if guess is not None:
         handles += ax.plot(min(guess, right), machine.dollars, "D", color=palette.GUESSED,
                            markersize=7, zorder=5, clip_on=False, linestyle="",
                            label=f"your guess: {guess:g}")
@@ -247,7 +253,7 @@ def show_spot(spot_costs: Callable, machine: Machine = MACHINES["AWS p5en.48xlar
     ax.set_ylabel("dollars per GPU and\nhour of training")
     marks.legend_above(figure, handles)
     title = f"{machine.name}: {machine.dollars} on demand, {machine.spot} on spot"
-    return Picture(figure, "\n".join([title, *lines]), data=lines)
+    return Picture(figure, "\n".join([lesson, title, *lines, *filter(None, [answer])]), data=lines)
 
 
 def _draw_setting(ax, spot_costs, machine, name, colour) -> str:

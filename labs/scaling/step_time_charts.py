@@ -52,7 +52,10 @@ def show_step_times(step_seconds: Callable) -> Picture:
     """Draws the error of every published run over the length of its sequences: by the student's
     function and by one MFU for all, with the target and the worst row named."""
     found = predictions(step_seconds)
-    figure, ax = canvas(WIDTH, 4.6)
+    figure, ax = canvas(WIDTH, 4.6 + marks.HEADLINE)
+    lesson = (f"Mean error of {len(found)} published runs: {_mean(found, 'yours'):.1f} % by your "
+              f"function, {_mean(found, 'six_n'):.1f} % with {MODELS['six_n']}")
+    marks.headline(figure, lesson)
     ax.fill_between((0.4, 300), -BOUND, BOUND, color=palette.GRID, zorder=0, linewidth=0)
     ax.axhline(0, color=palette.MUTED, linewidth=0.8, zorder=1)
     for one in found:
@@ -71,7 +74,7 @@ def show_step_times(step_seconds: Callable) -> Picture:
         Line2D([], [], marker="x", linestyle="", color=palette.MUTED,
                label=MODELS["six_n"]),
         Patch(color=palette.GRID, label=f"target for the mean error: {BOUND} %")])
-    return Picture(figure, _words(found, worst), data=found)
+    return Picture(figure, f"{lesson}\n{_words(found, worst)}", data=found)
 
 
 def _place(one, found) -> float:
@@ -109,10 +112,10 @@ def show_step_errors(step_seconds: Callable) -> Table:
         worst = max(found, key=lambda one: abs(one.yours))
         rows.append((name, len(found), *(f"{_mean(found, model):.1f}" for model in MODELS),
                      f"{worst.row.id} {worst.yours:+z.0f}"))
-    guess = guessed("6.10")
+    [beyond] = [_mean(found, "six_n") for name, found in bands.items() if name == "above 8k"]
     return Table("mean error of predicted step times, in percent", (
         "tokens", "runs", *MODELS.values(), "your worst"), rows,
-        note=f"Your guess for {MODELS['six_n']} above 8k: {guess:g} %" if guess is not None else "")
+        note=marks.answered(guessed("6.10"), beyond, f"% with {MODELS['six_n']} above 8k"))
 
 
 def in_bands(found: list[Prediction]) -> dict[str, list[Prediction]]:

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from labs.checks.guesses import guessed
 from labs.checks.verdicts import Verdict, shows
 from labs.meters.traffic import CollectiveCall, Traffic
+from labs.pictures import marks
 from labs.pictures.in_scripts import print_in_script
 from labs.pictures.tables import Table
 from labs.sharding_in_jax.jax_layouts import CompiledCollective
@@ -81,14 +82,17 @@ def show_collectives(layouts: Callable) -> Table | Verdict:
     measured = measured_layouts(layouts, {"n": 4})
     if isinstance(measured, Verdict):
         return measured
-    torchs, guess = torch_collectives(), guessed("7.26")
+    torchs = torch_collectives()
     rows = [row for name, layout in measured.items() if not layout.refused
             for row in _rows(name, layout.collectives, torchs.get(name, ()))]
+    reduced = sum(call.bytes for call in getattr(measured.get("TP"), "collectives", ())
+                  if call.kind == "all_reduce")
+    answer = marks.answered(guessed("7.26"), reduced / 1e3, "kB under TP")
     return Table("Collectives of forward and backward",
                  ("layout", "collective", "JAX, compiled", "torch", "why they differ"), rows,
                  left=4, note="JAX: from the text of the program compiled for 4 CPU devices. "
                  "torch: DDP, fully_shard and parallelize_module, counted on 4 ranks."
-                 + ("" if guess is None else f" Your guess for TP: {guess:g} kB."))
+                 + (answer and f" {answer}"))
 
 
 def _rows(name, jaxs: Collectives, torchs: Collectives) -> list[tuple]:

@@ -209,8 +209,7 @@ def show_kills(save_checkpoint: Callable, newest_checkpoint: Callable) -> Pictur
                                        f"{name} was found")
                                 for name, (marker, colour) in _OUTCOMES.items()])
     guess, (_, naive) = guessed("8.4"), runs.values()
-    note = "" if guess is None else (f"You guessed {guess:g} lost by torch.save over the last "
-                                     f"file; it lost {_lost(naive)}.")
+    note = marks.answered(guess, _lost(naive), "lost by torch.save over the last file")
     marks.note_below(figure, note)
     words = [f"{name}: {counted(SHOWN_KILLS, 'kill')} while it saved, {_lost(kills)} lost; found: "
              + ", ".join(f"{sum(_outcome(kill) == outcome for kill in kills)} {outcome}"

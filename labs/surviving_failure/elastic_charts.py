@@ -50,8 +50,11 @@ def _raise_if_failed(run):
 
 def draw_run(run: ElasticRun, alone: ElasticRun | None = None) -> Picture:
     """What there is of a run by now."""
-    figure, axes = canvas(WIDTH, 5.6 if alone else 3.8, nrows=3 if alone else 2,
+    figure, axes = canvas(WIDTH, marks.HEADLINE + (5.6 if alone else 3.8),
+                          nrows=3 if alone else 2,
                           height_ratios=[3, 0.8, 2.2] if alone else [3, 0.8])
+    words = _in_words(run, alone)
+    marks.headline(figure, words.splitlines()[0])
     axes[0].sharex(axes[1])
     _draw_losses(axes[0], run)
     _draw_ranks(axes[1], run)
@@ -60,7 +63,7 @@ def draw_run(run: ElasticRun, alone: ElasticRun | None = None) -> Picture:
     if alone:
         _draw_steps(axes[2], run, alone)
     marks.legend_above(figure, _legend(run))
-    return Picture(figure, _in_words(run, alone), data=run)
+    return Picture(figure, words, data=run)
 
 
 def _end(run) -> float:
@@ -184,12 +187,21 @@ def draw_restarts(names: Sequence[str], restarts: Sequence[Restart],
     """A row for each restart, with the seconds of its parts end to end."""
     bars = [_RestartBar(restart.seconds, f"{restart.total:.1f} s", guessed=guess)
             for restart in restarts]
-    figure, _ = marks.bar_chart(names, [bars], [axis], 1.3 + 0.6 * len(names))
+    by_part = {part: sum(restart.seconds[part] for restart in restarts)
+               for part in restarts[0].seconds}
+    most = max(by_part, key=by_part.get)
+    lesson = (f"“{most}” takes {by_part[most] / sum(by_part.values()):.0%} of "
+              + ("a restart" if len(restarts) == 1 else "the restarts"))
+    answers = marks.answers(zip(names, bars, strict=True), "s")
+    figure, _ = marks.bar_chart(names, [bars], [axis], 1.3 + 0.6 * len(names) + marks.HEADLINE
+                                + marks.NOTE_LINE * len(answers))
+    marks.headline(figure, lesson)
+    marks.note_below(figure, "\n".join(answers))
     marks.draw_legend(figure, bars)
     words = [f"{name.replace(chr(10), ' ')}: {bar.label}: "
              + ", ".join(f"{part} {seconds:.2f} s" for part, seconds in restart.seconds.items())
              + "".join(f"; {words}" for words in bar.tick_words())
              for name, bar, restart in zip(names, bars, restarts, strict=True)]
-    return Picture(figure, "\n".join(words), data=list(restarts),
+    return Picture(figure, "\n".join([lesson, *words, *answers]), data=list(restarts),
                    metrics=[Metric(f"restart, {name.replace(chr(10), ' ')}", restart.total, "s")
                             for name, restart in zip(names, restarts, strict=True)])

@@ -22,7 +22,7 @@ from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.pictures.tables import Table
 from labs.surviving_failure.scaffold import StepSeconds
-from labs.surviving_failure.slow_ranks import RANKS, SLOWER, RecordedRun, recorded_stragglers
+from labs.surviving_failure.slow_ranks import RANKS, RecordedRun, recorded_stragglers
 
 CAUSES = ("compute", "data", "link")
 HEALTHY = 10  # steps at the beginning in which no link is slow
@@ -286,21 +286,26 @@ def show_stragglers(find_straggler: Callable) -> Picture:
     long it is in collectives, and what find_straggler says of them."""
     runs = recorded_stragglers()
     said = {name: find_straggler(run.timings) for name, run in runs.items()}
-    figure, axes = canvas(WIDTH, 4.6, nrows=2, ncols=len(runs), sharex=True, sharey=True)
+    guess, (cost, percent) = guessed("8.11"), _cost(runs["slow rank"])
+    answer = marks.answered(guess, percent, "%")
+    figure, axes = canvas(WIDTH, 4.6 + marks.HEADLINE + marks.NOTE_LINE * bool(answer), nrows=2,
+                          ncols=len(runs), sharex=True, sharey=True)
+    marks.headline(figure, cost)
     for column, (name, run) in enumerate(runs.items()):
         _draw_run(axes[:, column], run, said[name])
-        answer = _answer(said[name]).replace(", ", ",\n")
-        axes[0, column].set_title(f"{name}:\n{answer}", fontsize=9.5, loc="left")
+        found = _answer(said[name]).replace(", ", ",\n")
+        axes[0, column].set_title(f"{name}:\n{found}", fontsize=9.5, loc="left")
+        axes[1, column].set_xlabel("step")
     axes[0, 0].set_ylabel("ms of its own:\ndata, computing")
     axes[1, 0].set_ylabel("ms in collectives")
-    figure.supxlabel("step", fontsize=10)
+    marks.note_below(figure, answer)
     marks.legend_above(figure, [Line2D([], [], color=palette.rank(rank), label=f"rank {rank}")
                                 for rank in range(RANKS)])
     unclear = [name for name, run in runs.items() if not run.is_clear]
     busy = [f"this machine is busy with something else, which shows in: {', '.join(unclear)}"]
     return Picture(figure, "\n".join([
-        *(f"{name}: find_straggler says {_answer(said[name])}" for name in runs),
-        *_costs(runs["slow rank"]), *busy * bool(unclear)]), data=(runs, guessed("8.11")))
+        cost, *(f"{name}: find_straggler says {_answer(said[name])}" for name in runs),
+        *filter(None, [answer]), *busy * bool(unclear)]), data=(runs, guess))
 
 
 def _draw_run(axes, run, said):
@@ -322,8 +327,8 @@ def _answer(said) -> str:
     return f"{cause}{f' of rank {rank}' if rank is not None else ''}, since step {since}"
 
 
-def _costs(run: RecordedRun) -> list[str]:
-    """What the slow rank takes longer for, and what each step of all ranks does."""
+def _cost(run: RecordedRun) -> tuple[str, float]:
+    """What the slow rank and each step of all ranks take longer; the latter in percent, too."""
     rank, _, since = run.straggler
 
     def longer(measured) -> tuple[float, float]:
@@ -334,7 +339,5 @@ def _costs(run: RecordedRun) -> list[str]:
     _, more = longer(lambda step: own[step].data + own[step].compute)
     step, slower = longer(lambda step: median(sum(vars(each[step]).values())
                                               for each in run.timings))
-    guess = guessed("8.11")
-    yours = f" (your guess: {guess:g} %)" if guess is not None else ""
-    return [f"one of {RANKS} ranks computes {SLOWER} times as much: {1e3 * more:.0f} ms more. Each "
-            f"step of all ranks takes {1e3 * slower:.0f} ms more, {slower / step:.0%}{yours}"]
+    return (f"One of {RANKS} ranks computes {1e3 * more:.0f} ms more; each step of all takes "
+            f"{1e3 * slower:.0f} ms more, {slower / step:.0%}", 100 * slower / step)

@@ -262,7 +262,13 @@ def show_flips(find_corrupt: Callable) -> Picture:
                         zip(flipped.losses[bit], plain, strict=True)) for bit in BITS}
     named = [bit for bit in BITS if [CORRUPT] in flipped.found[bit].values()]
     shown = [bit for bit, change in changes.items() if not change <= usual]
-    figure, ax = canvas(WIDTH, 3.5)
+    guess, bits = guessed("8.10"), len(BITS)
+    figure, ax = canvas(WIDTH, 3.5 + marks.HEADLINE + marks.NOTE_LINE * (guess is not None))
+    lesson = (f"The loss shows {len(shown)} of {bits} flipped bits; digests name the rank after "
+              f"{len(named)}")
+    answer = marks.answered(guess, len(shown), f"of {bits} bits")
+    marks.headline(figure, lesson)
+    marks.note_below(figure, answer)
     ax.axhspan(_LOWEST, usual, color=palette.GRID, zorder=0)
     for bit, change in changes.items():
         height = _HIGHEST if math.isnan(change) else min(max(change, _LOWEST), _HIGHEST)
@@ -278,8 +284,8 @@ def show_flips(find_corrupt: Callable) -> Picture:
         Line2D([], [], linestyle="", marker="o", color=_FOUND, label="digests name the rank"),
         Line2D([], [], linestyle="", marker="X", color=_MISSED, label="all replicas are equal"),
         Patch(color=palette.GRID, label="changes from one batch to the next")])
-    return Picture(figure, "\n".join(_words(flipped, usual, shown, named)),
-                   data=(flipped, guessed("8.10")))
+    words = [lesson, *_words(flipped, usual, shown, named), *filter(None, [answer])]
+    return Picture(figure, "\n".join(words), data=(flipped, guess))
 
 
 def _change(loss, before) -> float:
@@ -296,13 +302,11 @@ def _set_axes(ax):
 
 
 def _words(flipped, usual, shown, named) -> list[str]:
-    guess = guessed("8.10")
-    yours = f" (your guess: {guess:g})" if guess is not None else ""
     return [
         f"{RANKS} replicas, one bit of one weight flips on rank {CORRUPT}; the weight "
         f"was {flipped.weights[None]:.4g}",
         f"bits that change the loss by more than the next batch does, {usual:.0%}: "
-        f"{len(shown)} of {len(flipped.weights) - 1}{yours}: {_list(shown)}",
+        f"{len(shown)} of {len(flipped.weights) - 1}: {_list(shown)}",
         f"bits after which find_corrupt names the rank, {STEPS_AFTER} steps later: {len(named)}; "
         f"all replicas are equal after bits {_list(set(BITS) - set(named))}",
         f"one call: {1e3 * flipped.seconds:.0f} ms, a step {1e3 * flipped.step_seconds:.0f} ms; a "

@@ -47,8 +47,10 @@ class Note:
 @shows(TITLE)
 def show_hosts(run: HostsRun) -> Picture:
     """Draws the loss over time, and below it what each host did: trained, or waited for what."""
-    figure, (top, below) = canvas(WIDTH, 5.2, nrows=2, sharex=True,
+    figure, (top, below) = canvas(WIDTH, 5.2 + marks.HEADLINE, nrows=2, sharex=True,
                                   gridspec_kw={"height_ratios": [2.2, 2]})
+    # the rest of a failed job's line is torch's message
+    marks.headline(figure, ":".join(repr(run).split(":")[:1]))
     again = {(step.step, step.began) for step in run_again(run.metrics.steps)}
     _draw_losses(top, run, again)
     _draw_hosts(below, run, _parts(run))

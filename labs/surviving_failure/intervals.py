@@ -44,29 +44,35 @@ class Panel:
 def show_intervals(wall_time: Callable) -> Picture:
     """Draws the wall time of a job over the interval between its saves, by the student's simulation
     and by Daly's closed form, for three mean times between failures."""
-    figure, axes = canvas(WIDTH, 3.7, ncols=3)
-    panels = []
-    guess = guessed("8.7")
+    guess, panels = guessed("8.7"), []
+    is_guessed = guess is not None and guess > 0
+    figure, axes = canvas(WIDTH, 3.7 + marks.HEADLINE + marks.NOTE_LINE * is_guessed, ncols=3)
     for ax, (name, mean) in zip(axes, MEANS.items(), strict=True):
         panel = _panel(wall_time, mean)
         panels.append(panel)
         _draw_panel(ax, panel)
-        if name == GUESSED and guess is not None and guess > 0:
+        if name == GUESSED and is_guessed:
             at = min(max(guess, min(panel.simulated)), max(panel.simulated))
             ax.plot(at, _closed(at, mean), zorder=5, **marks.GUESS_MARKER)
         ax.set_title(f"a failure every {name}", fontsize=10, loc="left")
     axes[0].set_ylabel("wall time, as a multiple of the work")
-    figure.supxlabel("minutes of computing between two saves", fontsize=10)
+    axes[1].set_xlabel("minutes of computing between two saves")
+    worst = max(_closed(factor * panel.best, panel.mean) / _closed(panel.best, panel.mean) - 1
+                for panel in panels for factor in (0.5, 2))
+    lesson = f"Half or twice the best interval costs at most {worst:.1%} more wall time"
+    marks.headline(figure, lesson)
     marks.legend_above(figure, _legend(guess is not None))
     words = [f"a failure every {name}: best interval {panel.best:.1f} minutes; "
              + "; ".join(f"{formula} {at:.1f}, {_over(panel, at)} more wall time"
                          for formula, at in panel.formulas.items())
              for name, panel in zip(MEANS, panels, strict=True)]
-    if guess is not None and guess > 0:
-        words.append(f"your guess, {guess:g} minutes with a failure every {GUESSED}, costs "
-                     f"{_over(panels[list(MEANS).index(GUESSED)], guess)} more than the best")
-    return Picture(figure, "\n".join([f"saves of {SAVE:.0f} minutes, restarts of {RESTART:.0f}",
-                                      *words]), data=(panels, guess))
+    if is_guessed:
+        panel = panels[list(MEANS).index(GUESSED)]
+        words.append(f"You guessed {guess:g} minutes with a failure every {GUESSED}, and the best "
+                     f"is {panel.best:.0f}: it costs {_over(panel, guess)} more than the best.")
+        marks.note_below(figure, words[-1])
+    return Picture(figure, "\n".join([lesson, f"saves of {SAVE:.0f} minutes, restarts of "
+                                      f"{RESTART:.0f}", *words]), data=(panels, guess))
 
 
 def _panel(wall_time, mean) -> Panel:
@@ -147,7 +153,7 @@ def show_clusters(wall_time: Callable) -> Picture:
     mean = 60.0
     best = best_interval(lambda interval: _closed(interval, mean), 0.5, 3 * mean)
     places = [best * 2 ** (at / 2) for at in range(-5, 6)]
-    figure, ax = canvas(WIDTH, 3.6)
+    figure, ax = canvas(WIDTH, 3.6 + marks.HEADLINE)
     words, drawn = [], {}
     for (name, shape), colour in zip(SHAPES.items(), RUN_COLOURS[1:], strict=False):
         walls = [_simulated(wall_time, at, mean, shape) for at in places]
@@ -166,5 +172,9 @@ def show_clusters(wall_time: Callable) -> Picture:
     ax.grid(axis="y", color=palette.GRID)
     ax.set_xlabel("minutes of computing between two saves")
     ax.set_ylabel("wall time, as a multiple\nof the work")
+    least = ", ".join(f"{min(walls.values()):.2f} {name}" for name, walls in drawn.items())
+    lesson = f"Wall time over work at the minimum: {least}"
+    marks.headline(figure, lesson)
     marks.legend_above(figure, ax.get_legend_handles_labels()[0])
-    return Picture(figure, "\n".join(["a failure every hour on average", *words]), data=drawn)
+    return Picture(figure, "\n".join([lesson, "a failure every hour on average", *words]),
+                   data=drawn)

@@ -254,12 +254,12 @@ def show_forgotten() -> Table:
     by_rank = launch(distances_forgetting_each, ranks=SHOWN_RANKS, quiet=True)
     rows = [(what, *(distance([apart[what][step] for apart in by_rank])
                      for step in range(STEPS_AFTER_RESUME))) for what in LEFT_OUT]
-    guess = guessed("8.1")
+    right = next((step + 1 for step in range(STEPS_AFTER_RESUME)
+                  if any(apart["the schedule"][step] for apart in by_rank)), 0)
     return Table("How far each loss is from that of the uninterrupted job "
                  f"(DDP, {SHOWN_RANKS} ranks)",
                  ("left out", *losses_of(STEPS_AFTER_RESUME)), rows,
-                 note="" if guess is None else
-                 f"Your guess: without the schedule, loss {guess:g} is the first that is wrong.")
+                 note=marks.answered(guessed("8.1"), right))
 
 
 def distance(by_rank) -> str:
@@ -285,10 +285,11 @@ def show_resumed(job_state: Callable, load_job_state: Callable) -> Picture:
     lost = [got - want for got, want in
             zip(forgotten, uninterrupted[-len(forgotten):], strict=True)]
     largest = max(map(abs, lost))
-    words = (f"{SHOWN_STEPS} steps on {SHOWN_RANKS} ranks, killed in steps "
-             f"{', '.join(map(str, KILLED_IN))}: the largest difference of a loss is "
-             f"{max(map(abs, apart)):g}; with {_MOMENTS} it is {largest:.2g}")
-    return Picture(_draw(resumed, uninterrupted, forgotten, apart, lost), words,
+    lesson = (f"Killed and resumed, a loss differs by at most {max(map(abs, apart)):g}; with "
+              f"{_MOMENTS} by {largest:.2g}")
+    words = (f"{lesson}\n{SHOWN_STEPS} steps on {SHOWN_RANKS} ranks, killed in steps "
+             f"{', '.join(map(str, KILLED_IN))}")
+    return Picture(_draw(lesson, resumed, uninterrupted, forgotten, apart, lost), words,
                    data=(resumed, uninterrupted, forgotten))
 
 
@@ -315,9 +316,10 @@ def _mean(by_rank) -> list[float]:
     return [fmean(losses) for losses in zip(*by_rank, strict=True)]
 
 
-def _draw(resumed, uninterrupted, forgotten, apart, lost):
-    figure, (above, below) = canvas(WIDTH, 4.6, nrows=2, sharex=True,
+def _draw(lesson, resumed, uninterrupted, forgotten, apart, lost):
+    figure, (above, below) = canvas(WIDTH, 4.6 + marks.HEADLINE, nrows=2, sharex=True,
                                     gridspec_kw={"height_ratios": (3, 2)})
+    marks.headline(figure, lesson)
     steps = range(1, SHOWN_STEPS + 1)
     above.plot(steps, uninterrupted, color=palette.PREDICTED, linewidth=6, alpha=0.35,
                solid_capstyle="round")

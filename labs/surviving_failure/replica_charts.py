@@ -27,20 +27,26 @@ _ALONE = 0.35  # opacity of the line of a group that trains alone
 def show_replicas(run: ReplicaRun) -> Picture:
     """Draws the losses of both replica groups over time, and when each of them trained, waited or
     started."""
-    figure, (top, below) = canvas(WIDTH, 4.4, nrows=2, sharex=True,
-                                  gridspec_kw={"height_ratios": [3, 1.5]})
+    guess, stall = guessed("8.12"), run.stall
+    figure, (top, below) = canvas(
+        WIDTH, 4.4 + marks.HEADLINE + marks.NOTE_LINE * (guess is not None), nrows=2, sharex=True,
+        gridspec_kw={"height_ratios": [3, 1.5]})
     for name, steps in run.steps.items():
         together = [step for step in steps if step.time >= 0]
         top.plot([step.time for step in together], [step.loss for step in together], "o-",
                  color=palette.rank(_ROWS[name]), markersize=3.5, linewidth=1)
         _draw_row(below, _ROWS[name], together)
-    stall = run.stall
     below.barh(0, stall.seconds, left=stall.time - stall.seconds, height=_HEIGHT,
                facecolor=palette.PAPER, edgecolor=palette.RANK_WAITS, hatch="////", linewidth=0.8)
     trains = next(step for step in run.steps[REPLACEMENT] if step.groups == len(GROUPS))
     below.barh(1, trains.time - run.replaced_at, left=run.replaced_at, height=_HEIGHT,
                facecolor=palette.SURFACE, edgecolor=palette.BORDER)
-    if (guess := guessed("8.12")) is not None:
+    lesson = (f"Group 1 is killed: group 0 waits {stall.seconds:.1f} s and trains alone; after "
+              f"{trains.time - run.killed_at:.1f} s both train")
+    answer = marks.answered(guess, stall.seconds, "s")
+    marks.headline(figure, lesson)
+    marks.note_below(figure, answer)
+    if guess is not None:
         below.plot(run.killed_at + guess, 0, zorder=4, **marks.GUESS_MARKER)
     for ax in (top, below):
         ax.axvline(run.killed_at, color=palette.RANK_FAILED, linewidth=1.2)
@@ -58,7 +64,8 @@ def show_replicas(run: ReplicaRun) -> Picture:
         Patch(facecolor=palette.SURFACE, edgecolor=palette.BORDER, label="starts, heals"),
         *([Line2D([], [], linestyle="", label="your guess", **marks.GUESS_MARKER)]
           if guess is not None else [])])
-    return Picture(figure, _words(run, trains), data=run, metrics=_metrics(run))
+    words = [lesson, _words(run, trains), *filter(None, [answer])]
+    return Picture(figure, "\n".join(words), data=run, metrics=_metrics(run))
 
 
 def _draw_row(ax, row, steps: Iterable[Step]):

@@ -176,7 +176,7 @@ def show_replica_groups(replica_goodput: Callable) -> Picture:
     """Draws the share of its work that a job does in five days, by the student's function, over the
     number of its replica groups. Failures come as often per GPU as in Llama 3's training."""
     llama = CLUSTERS[0]
-    figure, ax = canvas(WIDTH, 3.6)
+    figure, ax = canvas(WIDTH, 3.6 + marks.HEADLINE)
     words, drawn = [], {}
     for gpus, colour in zip(GPUS, palette.RUNS[2:], strict=False):
         mean = 3600 * llama.gpu_hours / gpus
@@ -199,8 +199,13 @@ def show_replica_groups(replica_goodput: Callable) -> Picture:
     ax.grid(axis="y", color=palette.GRID)
     ax.set_xlabel("replica groups")
     ax.set_ylabel("work that is done")
+    most = max(zip(shares, GROUPS, strict=True))
+    lesson = (f"{GPUS[-1]:,} GPUs do {shares[0]:.0%} of their work with one replica group, "
+              f"{most[0]:.0%} with {most[1]}")
+    marks.headline(figure, lesson)
     marks.legend_above(figure, ax.get_legend_handles_labels()[0])
-    return Picture(figure, "\n".join([f"restarts of {llama.restart:.0f} s", *words]), data=drawn)
+    return Picture(figure, "\n".join([lesson, f"restarts of {llama.restart:.0f} s", *words]),
+                   data=drawn)
 
 
 def _share(replica_goodput, groups, times, restart) -> float:

@@ -220,7 +220,8 @@ def show_goodput(save_plan: Callable) -> Picture:
     while it writes one checkpoint after the other."""
     llama = CLUSTERS[0]
     bandwidths = [1e10 * 10 ** (at / 4) for at in range(13)]
-    figure, ax = canvas(WIDTH, 3.6)
+    guess = guessed("8.9")
+    figure, ax = canvas(WIDTH, 3.6 + marks.HEADLINE + marks.NOTE_LINE * (guess is not None))
     words, drawn = [], {}
     for gpus, colour in zip((1024, 16_384, 131_072), RUN_COLOURS[1:], strict=False):
         shares = [_share(save_plan, gpus, bandwidth) for bandwidth in bandwidths]
@@ -232,7 +233,12 @@ def show_goodput(save_plan: Callable) -> Picture:
         words.append(f"{gpus:,} GPUs: {shares[0]:.1%} at {bandwidths[0] / 1e9:,.0f} GB/s, "
                      f"{shares[-1]:.1%} at {bandwidths[-1] / 1e9:,.0f} GB/s; saved asynchronously "
                      f"{beside[0]:.1%} and {beside[-1]:.1%}")
-    if (guess := guessed("8.9")) is not None:
+    lesson = (f"{gpus:,} GPUs keep {shares[0]:.0%} of their time at "
+              f"{bandwidths[0] / 1e9:,.0f} GB/s, {shares[-1]:.0%} at {bandwidths[-1] / 1e9:,.0f}")
+    answer = marks.answered(guess, 100 * _share(save_plan, llama.gpus, llama.bandwidth), "%")
+    marks.headline(figure, lesson)
+    marks.note_below(figure, answer)
+    if guess is not None:
         ax.plot(llama.bandwidth, guess / 100, label="your guess", linestyle="", zorder=5,
                 **marks.GUESS_MARKER)
     ax.set_xscale("log")
@@ -244,8 +250,9 @@ def show_goodput(save_plan: Callable) -> Picture:
     ax.set_ylabel("goodput")
     marks.legend_above(figure, [*ax.get_legend_handles_labels()[0], Line2D(
         [], [], color=palette.MUTED, linestyle="--", label="saved asynchronously")])
-    return Picture(figure, "\n".join(["a 405B job with Llama 3's failures per GPU, restart "
-                                      f"{llama.restart:.0f} s", *words]), data=drawn)
+    return Picture(figure, "\n".join([
+        lesson, f"a 405B job with Llama 3's failures per GPU, restart {llama.restart:.0f} s",
+        *words, *filter(None, [answer])]), data=drawn)
 
 
 def _share(save_plan, gpus, bandwidth) -> float:

@@ -136,4 +136,7 @@ def show_snapshot_memory(saver_class: Callable) -> Picture:
     panels = [Panel("a save is in flight", "MB", in_flight, 1e6, [SIZE] * len(found),
                     colour=colour),
               Panel("it is done", "MB", after, 1e6, colour=colour)]
-    return side_by_side(list(found), panels)
+    name, most = max(zip(found, in_flight, strict=True), key=lambda pair: pair[1])
+    return side_by_side(list(found), panels, lesson=(
+        f"While a save is in flight, {next(iter(found))} takes {in_flight[0] / 1e6:.0f} MB; most "
+        f"takes {name}, {most / 1e6:.0f} MB"))

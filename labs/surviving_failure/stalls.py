@@ -198,14 +198,17 @@ def show_stalls(saver_class: Callable, atomic_write: Callable) -> Picture:
     # Of the synchronous way only: beside another one a thread saves, which may cost the job time.
     require_typical({"a step without a save": (found.plain(SYNCHRONOUS), found.step)},
                     "this cell")
-    figure, axes = canvas(WIDTH, 4.9, nrows=3, sharex=True, sharey=True)
+    guess, share = guessed("8.5"), found.stall(STUDENTS) / found.stall(SYNCHRONOUS)
+    figure, axes = canvas(WIDTH, 4.9 + marks.HEADLINE + marks.NOTE_LINE * (guess is not None),
+                          nrows=3, sharex=True, sharey=True)
+    lesson = f"{STUDENTS} leaves {share:.0%} of the stall of a synchronous save"
+    marks.headline(figure, lesson)
     for ax, (way, seconds) in zip(axes, found.seconds.items(), strict=True):
         _draw_steps(ax, seconds)
         ax.set_title(f"{way}: a save takes {1000 * found.stall(way):,.0f} ms of the job's time",
                      fontsize=10, loc="left")
     axes[1].set_ylabel("ms")
     axes[-1].set_xlabel("step")
-    guess, share = guessed("8.5"), found.stall(STUDENTS) / found.stall(SYNCHRONOUS)
     handles = [Patch(color=_PLAIN, label="step"), Patch(color=_SAVING, label="step with a save")]
     if guess is not None:
         at = 1000 * (found.step + guess / 100 * found.stall(SYNCHRONOUS))
@@ -214,13 +217,14 @@ def show_stalls(saver_class: Callable, atomic_write: Callable) -> Picture:
                               label=f"your guess: {guess:g} % of the stall is left"))
     marks.legend_above(figure, handles)
     note = (f"A rank's state, {found.nbytes / 1e6:.1f} MB: {1000 * found.copy:.0f} ms to copy, "
-            f"{1000 * found.slow:.0f} ms to write to this slow disk. "
-            f"{share:.0%} of the synchronous stall is left.")
+            f"{1000 * found.slow:.0f} ms to write to this slow disk")
+    if answer := marks.answered(guess, 100 * share, "% of the stall that is left"):
+        note = f"{answer}\n{note}"
     marks.note_below(figure, note)
     words = [f"{way}: a step with a save takes {1000 * found.stall(way):,.0f} ms longer"
              for way in found.seconds]
-    return Picture(figure, "\n".join([f"a step takes {1000 * found.step:.0f} ms", *words, note]),
-                   data=(found, guess))
+    return Picture(figure, "\n".join([
+        lesson, f"a step takes {1000 * found.step:.0f} ms", *words, note]), data=(found, guess))
 
 
 def _draw_steps(ax, seconds):

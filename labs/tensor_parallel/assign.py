@@ -10,7 +10,7 @@ from labs.checks.generator import new_generator
 from labs.checks.guesses import guessed
 from labs.checks.numbers import Cause, as_list, as_number, judge_number, require_number
 from labs.checks.verdicts import Wrong, check, kind_of, shows
-from labs.pictures import palette
+from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.pictures.tables import Table
 from labs.tensor_parallel import ring_runs
@@ -177,17 +177,19 @@ def show_rounds(assign: Callable, ring_attention: Callable) -> Picture:
     ranks, chunks = ring_runs.RANKS, 2 * ring_runs.RANKS
     mine = as_assignment(assign(chunks, ranks), chunks, ranks, f"{chunks} chunks on {ranks} ranks")
     contiguous = [[2 * rank, 2 * rank + 1] for rank in range(ranks)]
-    figure, axes = canvas(WIDTH, 6.6, nrows=4, ncols=ranks, height_ratios=[2.1, 1, 2.1, 1])
-    lines, data = [], {}
+    guess = guessed("7.12")
+    figure, axes = canvas(WIDTH, 6.6 + marks.HEADLINE + marks.NOTE_LINE * (guess is not None),
+                          nrows=4, ncols=ranks, height_ratios=[2.1, 1, 2.1, 1])
+    lines, data, multiples = [], {}, []
     for number, (title, assignment) in enumerate({"contiguous pieces": contiguous,
                                                   "your assignment": mine}.items()):
         places = places_of_chunks(assignment, _PICTURE_TOKENS)
         rounds = ring_runs.measured_rounds(ring_attention, places)
         data[title] = rounds
         longer = makespan(rounds) / least_makespan(rounds)
-        guess = guessed("7.12") if assignment is contiguous else None
-        lines.append(f"{title}: {makespan(rounds):,} pairs one after the other, {longer:.2f}x the "
-                     "least possible" + (f"; your guess: {guess:g}x" if guess else ""))
+        multiples.append(longer)
+        lines.append(f"{title}: {makespan(rounds):,} pairs one after the other, {longer:.2f} times "
+                     "the minimum")
         most = max(max(max(by_rank) for by_rank in each) for each in data.values())
         for passed, by_rank in enumerate(rounds):
             _draw_pairs(axes[2 * number][passed], places, passed)
@@ -198,7 +200,11 @@ def show_rounds(assign: Callable, ring_attention: Callable) -> Picture:
                                      weight="bold", fontsize=10).set_in_layout(False)
         lines += [f"  round {passed}: pairs of ranks 0 to {ranks - 1}: "
                   + ", ".join(map(str, by_rank)) for passed, by_rank in enumerate(rounds)]
-    return Picture(figure, "\n".join(lines), data=data)
+    before, after = (f"{multiple:.2f}" for multiple in multiples)
+    lesson = f"Your assignment takes {after} times the minimum, contiguous pieces {before} times"
+    marks.headline(figure, lesson)
+    marks.note_below(figure, answer := marks.answered(guess, multiples[0], "times the minimum"))
+    return Picture(figure, "\n".join([lesson, *lines, *filter(None, [answer])]), data=data)
 
 
 def _draw_pairs(ax, places, passed):

@@ -2,6 +2,7 @@
 first by itself, then while a Llama is trained of which everything but the norms is sharded."""
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -40,6 +41,7 @@ from labs.tensor_parallel.whole_batch import (
     whole_steps,
 )
 from labs.training import models
+from labs.words import listed
 from labs.workers import devices
 from labs.workers.launcher import launch
 
@@ -337,5 +339,8 @@ def show_norms(clip_grad_norm: Callable, vocabulary_parallel: Callable, strategy
     panels = [Panel(layout, "norm", list(norms.by_name().values()),
                     predicted=[norms.whole] * len(rows), colour=palette.MEMORY["gradients"])
               for layout, norms in found.items()]
+    right = [name for name in rows if all(math.isclose(norms.by_name()[name], norms.whole,
+                                                       rel_tol=0.01) for norms in found.values())]
     return side_by_side(rows, panels, note="predicted: the norm of the full model's gradients, in "
-                        "one process")
+                        "one process", lesson="Right within 1 % in both layouts: "
+                        + (listed(right) or "none"))

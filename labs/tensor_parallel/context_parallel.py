@@ -27,7 +27,7 @@ from labs.checks.tolerances import ATTENTION
 from labs.checks.verdicts import Wrong, shows
 from labs.meters import memory
 from labs.meters.traffic import CollectiveCall, Traffic
-from labs.pictures import palette
+from labs.pictures import marks, palette
 from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
@@ -291,8 +291,12 @@ def show_three_ways(ring_attention: Callable, gathered_attention: Callable,
               Panel("peak, in tiles", "MB", [one.peak_in_tiles for one in measured], 1e6, tiled,
                     colour=colour)]
     size = COMPARED
+    of_4 = {way: sum(found[4][way].sent.values()) for way in WAYS}
     return side_by_side(names, panels, f"{size.tokens:,} tokens, {size.heads} query heads and "
-                        f"{size.kv_heads} key heads of {size.d}; peaks beside a piece of q, k, v")
+                        f"{size.kv_heads} key heads of {size.d}; peaks beside a piece of q, k, v",
+                        "On 4 ranks, of the bytes of gathered K and V: "
+                        + ", ".join(f"{way} {of_4[way] / of_4[GATHER]:.0%}" for way in WAYS[1:]),
+                        marks.answered(guess, of_4[ULYSSES] / gathered, "times"))
 
 
 @shows("Three ways, for published models")

@@ -13,6 +13,7 @@ from labs.checks.inputs import UnchangedInputs, require_dtype
 from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
 from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.pictures import palette
+from labs.pictures.marks import HEADLINE, headline
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.tensor_parallel.groups import groups_to_try
 from labs.words import counted
@@ -266,8 +267,12 @@ def show_masks(streams_class: Callable) -> Picture:
     """Draws the masks of the student's two streams over several steps on 4 ranks: a row for each
     rank, dropped numbers dark."""
     by_rank = launch(masks_of_rank, streams_class, SEED, PICTURE_SHAPE, ranks=RANKS, quiet=True)
-    figure, axes = canvas(WIDTH, 3.3, nrows=RANKS, ncols=2 * STEPS + 1, squeeze=False,
+    figure, axes = canvas(WIDTH, 3.3 + HEADLINE, nrows=RANKS, ncols=2 * STEPS + 1, squeeze=False,
                           width_ratios=[1] * STEPS + [0.12] + [1] * STEPS)
+    different = {is_shard: max(_different(by_rank, is_shard)) for is_shard in _KINDS}
+    lesson = (f"In one step {RANKS} ranks have {counted(different[False], 'mask')} for what all "
+              f"have, and {counted(different[True], 'mask')} for their shards")
+    headline(figure, lesson)
     figure.get_layout_engine().set(wspace=0.03, hspace=0.04)
     for rank, masks in enumerate(by_rank):
         axes[rank][STEPS].set_axis_off()
@@ -281,7 +286,7 @@ def show_masks(streams_class: Callable) -> Picture:
     for is_shard, kind in _KINDS.items():
         middle = axes[-1][STEPS // 2 + is_shard * (STEPS + 1)]
         middle.set_xlabel(f"dropout of {kind}", fontsize=10)
-    return Picture(figure, _in_words(by_rank), data=by_rank)
+    return Picture(figure, f"{lesson}\n{_in_words(by_rank)}", data=by_rank)
 
 
 def _draw_mask(ax, mask, colour):
@@ -298,9 +303,14 @@ def _draw_mask(ax, mask, colour):
 def _in_words(by_rank: list[Masks]) -> str:
     lines = [f"masks of dropout with p = {P:g}, a row for each rank, a column for each step"]
     for is_shard, kind in _KINDS.items():
-        different = [len({mask.numpy().tobytes() for mask in masks}) for masks in
-                     zip(*(of_rank[is_shard] for of_rank in by_rank), strict=True)]
+        different = _different(by_rank, is_shard)
         lines.append(f"dropout of {kind}: " + ", ".join(
             f"step {step}: {counted(number, 'different mask')} on {len(by_rank)} ranks"
             for step, number in enumerate(different)))
     return "\n".join(lines)
+
+
+def _different(by_rank, is_shard) -> list[int]:
+    """For each step, how many different masks the ranks have."""
+    return [len({mask.numpy().tobytes() for mask in masks}) for masks in
+            zip(*(of_rank[is_shard] for of_rank in by_rank), strict=True)]

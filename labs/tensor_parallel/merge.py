@@ -157,23 +157,26 @@ def show_ring(pass_on: Callable) -> Picture:
     """Draws whose piece each rank has after each pass, as 4 ranks saw it."""
     origins = ring_runs.origins(pass_on)
     ranks, across, down = len(origins[0]), 1.86, 0.44
-    figure, ax = sheet(WIDTH, 0.62 + down * ranks)
+    figure, ax = sheet(WIDTH, 0.9 + down * ranks)
+    seen = min(len({by_rank[rank] for by_rank in origins}) for rank in range(ranks))
+    lesson = f"In {len(origins) - 1} passes each rank has had K and V of {seen} of {ranks} ranks"
+    write(ax, 0.12, 0.2, lesson, size=11, weight="bold")
     for passed, by_rank in enumerate(origins):
         x = 1.1 + across * passed
         title = "before any pass" if not passed else f"after pass {passed}"
-        write(ax, x + 0.72, 0.2, title, ha="center", weight="bold")
+        write(ax, x + 0.72, 0.48, title, ha="center", weight="bold")
         for rank, origin in enumerate(by_rank):
-            y = 0.42 + down * rank
+            y = 0.7 + down * rank
             colour = palette.rank(origin)
             box(ax, x, y, 1.44, 0.34, [colour])
             write(ax, x + 0.72, y + 0.17, f"K, V of rank {origin}", size=9.5, ha="center",
                   colour=palette.text_on(colour), weight="bold")
             if passed:
-                before = 0.59 + down * ((rank - 1) % ranks)
+                before = 0.87 + down * ((rank - 1) % ranks)
                 arrow(ax, (x - across + 1.46, before), (x - 0.02, y + 0.17), width=1.1)
     for rank in range(ranks):
-        write(ax, 0.12, 0.59 + down * rank, f"on rank {rank}", size=9.5)
+        write(ax, 0.12, 0.87 + down * rank, f"on rank {rank}", size=9.5)
     words = [f"after pass {passed}: " + ", ".join(
         f"rank {rank} has K and V of rank {origin}" for rank, origin in enumerate(by_rank))
         for passed, by_rank in enumerate(origins)]
-    return Picture(figure, "\n".join(words), data=origins)
+    return Picture(figure, "\n".join([lesson, *words]), data=origins)

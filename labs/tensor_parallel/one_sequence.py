@@ -27,11 +27,14 @@ def show_one_sequence(ranks: int = 16_384, gpu: str = "H100") -> Picture:
     capacity = hardware.gpu(gpu)
     # too thin for the eye, and so for the legend: said in words
     shards = max(row.predicted.parameters + row.predicted.optimizer_state for row in rows)
+    above = sum(row.predicted.total > capacity.usable for row in rows)
     return memory_bars(rows, f"of one of {ranks:,} ranks at the peak of a step",
                        [(capacity.usable, gpu)], unit="GB",
                        note="buffers: the layers that FSDP has gathered. Too thin to be seen: the "
                             "shards of parameters and optimizer state, together "
-                            f"{marks.format_number(shards / 1e9)} GB at most")
+                            f"{marks.format_number(shards / 1e9)} GB at most",
+                       lesson=f"{above} of {len(rows)} do not fit on an {gpu}: FSDP does not shard "
+                              "activations")
 
 
 def _peak(config, sequence, ranks):

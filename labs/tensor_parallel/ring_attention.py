@@ -13,7 +13,7 @@ from labs.checks.inputs import UnchangedInputs, require_dtype
 from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
 from labs.checks.tolerances import ATTENTION
 from labs.checks.verdicts import Verdict, Wrong, check, kind_of, shows
-from labs.pictures import palette
+from labs.pictures import marks, palette
 from labs.pictures.bars import Bar, bars
 from labs.pictures.picture import Picture
 from labs.tensor_parallel import ring_runs
@@ -325,6 +325,8 @@ def show_ring_memory(ring_attention: Callable) -> Picture:
                             palette.PHASES["communication"]))
     ratio, other = (found[2][one] / found[8][one] for one in (0, 1))
     size = ring_runs.LONG
-    note = (f"{size.tokens:,} tokens, {size.heads} heads of {size.d}. From 2 to 8 ranks the peak "
-            f"falls by {ratio:.1f}x, in tiles by {other:.1f}x.")
-    return bars(rows, "MB", "at the peak of a rank, beside its piece of Q, K and V", note=note)
+    return bars(rows, "MB", "at the peak of a rank, beside its piece of Q, K and V",
+                note=f"{size.tokens:,} tokens, {size.heads} heads of {size.d}",
+                lesson=f"From 2 to 8 ranks the peak falls {ratio:.1f} times with scores in memory, "
+                       f"{other:.1f} times in tiles",
+                answer=marks.answered(guess, ratio, "times"))

@@ -24,6 +24,7 @@ from labs.checks.invariants import (
 from labs.checks.on_ranks import close, on_ranks, raise_on_all_ranks, torchs_own_refused
 from labs.checks.reference import Reference, Step
 from labs.checks.verdicts import Wrong, check, shows
+from labs.pictures import marks
 from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import Picture
 from labs.predictions.communication.traffic import all_reduce
@@ -276,8 +277,11 @@ def show_activations(tensor_parallel: Callable, sequence_parallel: Callable) -> 
                    {name: unit * value for name, value in formulas[-1].by_part().items()}],
                   size=unit, predicted=[*(unit * each.total for each in formulas[:-1]), None],
                   pale=(len(found),))
+    sizes = [f"{sum(each.parts.values()) / unit:.3g}" for each in found]
     return side_by_side(["nothing sharded", *_OURS, "inputs gathered again"], [panel],
-                        f"total by the memory meter at the end of forward: {totals}")
+                        f"total by the memory meter at the end of forward: {totals}",
+                        f"A layer keeps {sizes[0]} b·s·h numbers, {sizes[1]} with tensor "
+                        f"parallelism, {sizes[2]} with sequence parallelism too")
 
 
 @shows("7.7")
@@ -305,7 +309,12 @@ def _collectives(strategies, names) -> Picture:
                     predicted=[4, *[8] * (len(found) - 1)]),
               Panel("sent by a rank, of a layer and step", "kB", [each.sent for each in found],
                     size=1e3, predicted=[sent] * len(found), guessed=guesses)]
-    return side_by_side([*names], panels, _note(found[1:]))
+    calls, sizes = ([sum(getattr(each, what).values()) for each in found[:2]]
+                    for what in ("calls", "sent"))
+    return side_by_side([*names], panels, _note(found[1:]), "Sequence parallelism against tensor "
+                        f"parallelism: {calls[1] / calls[0]:.2g} times the calls, "
+                        f"{sizes[1] / sizes[0]:.2f} times the bytes",
+                        marks.answered(guess, sizes[1] / sizes[0], "times the bytes"))
 
 
 def _note(found) -> str:

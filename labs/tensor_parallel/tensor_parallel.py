@@ -164,7 +164,7 @@ def sharded_names(model: nn.Module) -> list[str]:
 
 RANKS = (1, 2, 4)
 _DIVIDED, _WHOLE = "attention and MLP", "embedding, head and norms"
-_LEFT, _GAP, _TOP = 0.15, 0.25, 0.62  # inches
+_LEFT, _GAP, _TOP = 0.15, 0.25, 0.9  # inches
 
 
 # who holds what
@@ -184,6 +184,9 @@ def _draw_shards(found: list[Holding], ranks: int) -> Picture:
     scale = (WIDTH - 2 * _LEFT - _GAP * len(matrices)) / sum(each.shape[1] for each in matrices)
     high = max(2.2, scale * max(each.shape[0] for each in matrices))
     figure, ax = sheet(WIDTH, _TOP + high + 0.15)
+    whole, own = _sizes(layer, ranks)
+    lesson = f"A rank of {ranks} has {own / whole:.1%} of the parameters of this layer"
+    write(ax, _LEFT, 0.2, lesson, size=11, weight="bold")
     x, lines = _LEFT, []
     for each in matrices:
         name = each.name.split(".")[-2]
@@ -198,7 +201,7 @@ def _draw_shards(found: list[Holding], ranks: int) -> Picture:
         chip(ax, _LEFT + 0.33 + 0.74 * rank, _TOP + high - 1.1, rank)
     for number, line in enumerate(words := _held_words(found, layer, ranks)):
         write(ax, _LEFT, _TOP + high - 0.76 + 0.23 * number, line, size=9.5)
-    return Picture(figure, "\n".join([*lines, *words]), data=found)
+    return Picture(figure, "\n".join([lesson, *lines, *words]), data=found)
 
 
 def _draw_matrix(ax, x, y, each, scale):
@@ -228,14 +231,19 @@ def _part(ax, x, y, width, height, colour, words):
 
 def _held_words(found, layer, ranks) -> list[str]:
     """What a rank has of the layer, and what is replicated."""
-    whole = sum(_size(each) for each in layer)
-    own = sum(_size(each) / (ranks if each.dimension is not None else 1) for each in layer)
+    whole, own = _sizes(layer, ranks)
     norms = [each for each in layer if len(each.shape) == 1 and each.dimension is None]
     kept = [each for each in found if ".layers." not in each.name and each.dimension is None]
     names = ", ".join(each.name.removeprefix("model.").removesuffix(".weight") for each in kept)
     lines = [f"This layer has {whole:,} parameters; a rank has {own:,.0f}.",
              f"Replicated: its norms, {sum(map(_size, norms)):,};"]
     return [*lines, f"outside the layers {names}: {sum(map(_size, kept)):,}."]
+
+
+def _sizes(layer, ranks) -> tuple[int, float]:
+    """How many parameters the layer has, and how many of them a rank."""
+    own = sum(_size(each) / (ranks if each.dimension is not None else 1) for each in layer)
+    return sum(map(_size, layer)), own
 
 
 def _size(each: Holding) -> int:
@@ -265,7 +273,9 @@ def show_all_reduces(tensor_parallel: Callable, CopyToRegion: type, column_shard
                 guess, palette.COLLECTIVES["all_reduce"])
             for name, (strategy, formula, guess) in predicted.items()]
     elements = RECORDED_BATCH * RECORDED_SEQUENCE * RECORDED_SIZES["hidden"]
-    return bars(rows, "all-reduces", f"of b·s·h = {elements:,} elements, a layer and step")
+    return bars(rows, "all-reduces", f"of b·s·h = {elements:,} elements, a layer and step", lesson=(
+        f"One f for all layers with the same input: {rows[1].measured:g} all-reduces in place of "
+        f"{rows[0].measured:g}"))
 
 
 # what stays
@@ -283,15 +293,19 @@ def show_resident_bytes(tensor_parallel: Callable) -> Picture:
     drawn = [_Bar({_DIVIDED: divided / 1e6, _WHOLE: whole / 1e6},
                   f"{(divided + whole) / 1e6:.2f} MB", total / ranks / 1e6, tick)
              for ranks, (divided, whole), tick in zip(RANKS, held, guesses, strict=True)]
-    note = (f"predicted: 1/t of {total / 1e6:.2f} MB. What a rank of {RANKS[-1]} has is "
-            f"{total / sum(held[-1]):.2f} times smaller.")
+    lesson = (f"On {RANKS[-1]} ranks each has 1/{total / sum(held[-1]):.2f} of one rank's bytes: "
+              f"{_WHOLE} are replicated")
+    answer = marks.answered(guess, total / sum(held[-1]), "times")
+    note = "\n".join([*filter(None, [answer]), f"predicted: 1/t of {total / 1e6:.2f} MB"])
     figure, _ = marks.bar_chart(names, [drawn], ["MB of parameters, gradients and AdamW's state"],
-                                1.3 + 0.5 * len(names))
+                                1.3 + 0.5 * len(names) + marks.HEADLINE
+                                + marks.NOTE_LINE * bool(answer))
+    marks.headline(figure, lesson)
     marks.note_below(figure, note)
     marks.draw_legend(figure, drawn)
     words = [", ".join([f"{name}: {bar.label}{bar.by_part()}", *bar.tick_words()])
              for name, bar in zip(names, drawn, strict=True)]
-    return Picture(figure, "\n".join([*words, note]), data=held, metrics=[
+    return Picture(figure, "\n".join([lesson, *words, note]), data=held, metrics=[
         Metric(name_of(name, "resident"), sum(each), "bytes", divided / ranks + whole)
         for name, each, ranks in zip(names, held, RANKS, strict=True)
         for divided, whole in held[:1]])

@@ -21,7 +21,7 @@ from labs.checks.on_ranks import close, on_ranks, raise_on_all_ranks
 from labs.checks.reference import Reference
 from labs.checks.student_code import message_of, own_place
 from labs.checks.verdicts import LAUNCH_SECONDS, Wrong, check, shows
-from labs.pictures import palette
+from labs.pictures import marks, palette
 from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import Picture
 from labs.predictions.communication import traffic
@@ -196,7 +196,13 @@ def show_loss_cost(vocabulary_parallel_cross_entropy: Callable, ranks: int = 4) 
                     [predicted[name].peak for name in LOSS_KINDS],
                     colour=palette.MEMORY["activations"])]
     rows = ["logits\ngathered", "logits\nsharded"]
-    return side_by_side(rows, panels, note=_of_llama_3(ranks))
+    fewer, less = (getattr(measured["gathered"], part) / getattr(measured["divided"], part)
+                   for part in ("sent", "peak"))
+    numbers = measured["divided"].sent / traffic.all_reduce(4 * LOSS_TOKENS, ranks)
+    return side_by_side(
+        rows, panels, note=_of_llama_3(ranks),
+        lesson=f"Sharded logits: {fewer:,.0f} times fewer bytes sent, {less:.2g} times less memory",
+        answer=marks.answered(guess, numbers, "numbers for each token"))
 
 
 def predict_loss_cost(name: str, tokens: int, vocabulary: int, ranks: int) -> LossCost:

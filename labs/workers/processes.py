@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -48,14 +49,24 @@ def warm_up() -> None:
     # could then not use a GPU: torch must count GPUs through NVML.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     os.environ["LABS_HOME"] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    from multiprocessing import forkserver
+    from multiprocessing import forkserver, resource_tracker
 
     with status("starting the process that ranks are forked from"), _lock, _main_hidden(), \
             deferred():
         private_directory()
+        with mock.patch.object(util, "spawnv_passfds", _spawn_in_own_session):
+            resource_tracker.ensure_running()
         # The server reads the list only when it starts: later calls change nothing.
         context().set_forkserver_preload(PRELOAD)
         forkserver.ensure_running()
+
+
+def _spawn_in_own_session(path, args, passfds) -> int:
+    """In place of multiprocessing's function, for its resource tracker. That process ignores
+    SIGTERM, and a kernel that is shut down waits 29 s for such children in its process group."""
+    process = subprocess.Popen(args, executable=path, pass_fds=passfds, start_new_session=True)
+    process.returncode = 0  # multiprocessing waits for it, not this object
+    return process.pid
 
 
 def start(target: Callable, args: tuple) -> multiprocessing.process.BaseProcess:

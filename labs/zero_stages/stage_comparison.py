@@ -19,6 +19,7 @@ from labs.meters import memory
 from labs.meters.traffic import CollectiveCall, Traffic
 from labs.pictures import palette
 from labs.pictures.bars import Panel, side_by_side
+from labs.pictures.marks import answered
 from labs.pictures.memory import MemoryRow, memory_bars
 from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
@@ -316,10 +317,10 @@ def show_state_bytes(parameters: float, ranks: int = 8) -> Table:
     rows = [(name, _psi(recipe.total - part), f"{_psi(part)}/{ranks}" if part else "",
              f"{model_states(parameters, recipe, ranks=ranks, stage=stage).total / GB:g}")
             for stage, (name, part) in enumerate(zip(STAGES, divided, strict=True))]
-    guess = guessed("3.8b")
+    [zero2] = [float(row[-1]) for row in rows if row[0] == "ZeRO-2"]
     return Table(f"{parameters / 1e9:g}B parameters on {ranks} ranks, {recipe.name}: GB per rank",
                  ("", "on every rank", "divided", "GB"), rows,
-                 note="" if guess is None else f"your guess for ZeRO-2: {guess:g}")
+                 note=answered(guessed("3.8b"), zero2, "GB under ZeRO-2"))
 
 
 def _psi(each) -> str:

@@ -37,6 +37,15 @@ launch(work, 3, ranks=2)""")
     assert "rank 0 │ hello from 0\nrank 1 │ hello from 1\n" in text and "[6, 6]" in text
 
 
+def test_a_kernel_has_no_child_that_its_shutdown_would_wait_for(kernel):
+    text, error = kernel.run("""import os, psutil
+launch(os.getpid, ranks=2, quiet=True)
+children = psutil.Process().children(recursive=True)
+len(children), [child.cmdline() for child in children if os.getpgid(child.pid) == os.getpgrp()]""")
+    assert error is None, error
+    assert "(2, [])" in text  # the resource tracker and the fork server
+
+
 def test_an_error_names_cell_and_line_and_nothing_of_ours(kernel):
     text, error = kernel.run("""def broken():
     if dist.get_rank() == 1:
