@@ -104,23 +104,25 @@ def nothing_left_on_gpus(request):
 
 @pytest.fixture(autouse=True)
 def readable_pictures(monkeypatch):
-    """Fails a test in which a picture is made that has a text of too little contrast, or two
-    entries of a legend that not everybody can tell apart."""
+    """Fails a test in which a picture is made that has a text of too little contrast, two entries
+    of a legend that not everybody can tell apart, or a title that is cut off."""
     from colour_difference import entries_alike
     from contrast import faint_texts
+    from wide_texts import too_wide
 
     from labs.pictures.picture import Picture
 
-    faint, alike, init = [], [], Picture.__init__
+    faint, alike, wide, init = [], [], [], Picture.__init__
 
     def look(picture, figure, *arguments, **named):
         init(picture, figure, *arguments, **named)
         faint.extend(faint_texts(figure))
         alike.extend(entries_alike(figure))
+        wide.extend(too_wide(figure))
 
     monkeypatch.setattr(Picture, "__init__", look)
     yield
-    assert not faint and not alike
+    assert not faint and not alike and not wide
 
 
 @pytest.fixture(scope="session")

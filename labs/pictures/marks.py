@@ -1,5 +1,6 @@
 """The parts that charts of measurements share: bars, ticks, labels, axes, legends and numbers."""
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -25,6 +26,7 @@ CHARACTER = 0.082  # inches that a character of 10 points takes, generously
 ON_PAPER = {"zorder": 3, "bbox": {"facecolor": palette.PAPER, "edgecolor": "none", "pad": 1}}
 GUESS_MARKER = {"marker": "D", "markersize": 6, "color": palette.GUESSED,
                 "markeredgecolor": palette.PAPER, "markeredgewidth": 0.8, "clip_on": False}
+_TITLE_CHARACTERS, _NOTE_CHARACTERS = 94, 112  # of a line as wide as a picture
 _HEADLINE = {"fontsize": 11, "weight": "bold", "color": palette.INK}
 BAR = 0.62  # of a row: how thick a bar is
 
@@ -257,10 +259,17 @@ def whole_numbers(axis: Axis) -> None:
 
 
 def headline(figure: Figure, text: str) -> None:
-    """Writes what is to be seen above all else; the figure needs HEADLINE inches for it. To be
-    called before `legend_above`, of which it becomes the title."""
+    """Writes what is to be seen above all else; the figure needs HEADLINE inches for it, and grows
+    where it takes several lines. To be called before `legend_above`, of which it becomes the title.
+    """
     if text:
-        figure.suptitle(text, x=0.01, ha="left", **_HEADLINE)
+        lines = textwrap.wrap(text, _TITLE_CHARACTERS)
+        _grow(figure, HEADLINE * (len(lines) - 1))
+        figure.suptitle("\n".join(lines), x=0.01, ha="left", **_HEADLINE)
+
+
+def _grow(figure: Figure, inches: float) -> None:
+    figure.set_figheight(figure.get_figheight() + inches)
 
 
 def answered(guess: float | None, found: float, unit: str = "") -> str:
@@ -290,9 +299,12 @@ def answers(bars: Iterable[tuple[str, LabelledBar]], unit: str) -> list[str]:
 
 
 def note_below(figure: Figure, note: str) -> None:
-    """Writes a note below the chart, which must have NOTE_LINE inches for each of its lines."""
+    """Writes a note below the chart, which must have NOTE_LINE inches for each of its lines, and
+    grows where one is too long."""
     if note:
-        figure.supxlabel(note, fontsize=10, x=0.01, ha="left")
+        lines = [textwrap.wrap(line, _NOTE_CHARACTERS) or [""] for line in note.split("\n")]
+        _grow(figure, NOTE_LINE * sum(len(parts) - 1 for parts in lines))
+        figure.supxlabel("\n".join(sum(lines, [])), fontsize=10, x=0.01, ha="left")
 
 
 def legend_above(figure: Figure, handles: list[Artist]) -> None:

@@ -150,8 +150,8 @@ def show_mesh(group: Callable, rank: int = 0) -> Picture:
         ax.set_xlabel("\n".join(f"{name}: {len(groups[name])} ranks on {len(nodes[name])} "
                                 f"node{'s' * (len(nodes[name]) > 1)}" for name in DIMENSIONS))
     first, second = (len(nodes["tensor"]) for nodes in found)
-    lesson = (f"The tensor group of rank {rank} is on {counted(first, 'node')} where tensor is the "
-              f"last dimension, on {second} where it is the first")
+    lesson = (f"Tensor group of rank {rank}: on {counted(first, 'node')} as the last dimension, on "
+              f"{second} as the first")
     marks.headline(figure, lesson)
     handles = [Patch(color=colour, label=f"{name} group of rank {rank}")
                for name, colour in COLOURS.items()]

@@ -33,7 +33,8 @@ def call(kind, members, size=800):
 def test_the_tensor_group_is_on_one_node_or_on_eight():
     labs.guess("7.21", "nodes", 2)
     picture = lab.show_mesh(right.group)
-    first, second = repr(picture).split("\n")
+    _, first, second, answer = repr(picture).split("\n")
+    assert answer == "You guessed 2, and it is 12 nodes of the pipeline group: 6 times too low."
     assert "8 ranks of rank 0's tensor group are on 1 node," in first
     assert "12 ranks of rank 0's pipeline group are on 12 nodes" in first
     assert "8 ranks of rank 0's tensor group are on 8 nodes" in second

@@ -171,7 +171,7 @@ def test_an_answer_that_changes_the_parts_changes_nothing_for_the_next(found):
 def test_a_guess_stands_below_the_table():
     guesses.guess("6.10", "error above 8k, in %", 30)
     shown = repr(lab.show_step_errors(step_seconds.right))
-    assert "Your guess for 6N at one MFU above 8k: 30 %" in shown
+    assert "You guessed 30, and it is 60.3 % with 6N at one MFU above 8k" in shown
 
 
 def test_the_table_of_shares_has_slips_and_the_students_own_run():

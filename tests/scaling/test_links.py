@@ -232,7 +232,7 @@ def test_the_lines_of_other_bandwidths_come_from_the_same_fit():
     found = link_measurements.fit_all_reduces(run)
     assert (found.alpha, found.beta) == pytest.approx((0.01, 6e6))
     picture = lab.show_fit(link_seconds, run)
-    assert "largest error where nothing was fitted: 0.0%" in str(picture)
+    assert "α and β predict 4 others to 0.0%" in str(picture)
     assert "returned nothing (None), not 2 numbers\n  Hint: Return bytes, seconds" in str(
         lab.show_fit(lambda *_: None, run))
 

@@ -328,7 +328,8 @@ def test_70_billion_on_8_ranks():
     labs.guess("3.8b", "GB per rank, 70B under ZeRO-2 on 8 ranks", 210)
     table = lab.show_state_bytes(70e9, ranks=8)
     assert [row[-1] for row in table.rows] == ["840", "350", "227.5", "105"]
-    assert table.rows[2][1:3] == ("2Ψ", "10Ψ/8") and "your guess for ZeRO-2: 210" in repr(table)
+    assert table.rows[2][1:3] == ("2Ψ", "10Ψ/8")
+    assert "You guessed 210, and it is 227.5 GB under ZeRO-2: 8% too low." in repr(table)
     labs.guess("3.8b", "GB per rank, 70B under ZeRO-2 on 8 ranks", ...)
 
 
