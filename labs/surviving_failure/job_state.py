@@ -285,8 +285,8 @@ def show_resumed(job_state: Callable, load_job_state: Callable) -> Picture:
     lost = [got - want for got, want in
             zip(forgotten, uninterrupted[-len(forgotten):], strict=True)]
     largest = max(map(abs, lost))
-    lesson = (f"Killed and resumed, a loss differs by at most {max(map(abs, apart)):g}; with "
-              f"{_MOMENTS} by {largest:.2g}")
+    lesson = (f"Resumed, a loss differs by at most {max(map(abs, apart)):g}; with {_MOMENTS} by "
+              f"{largest:.2g}")
     words = (f"{lesson}\n{SHOWN_STEPS} steps on {SHOWN_RANKS} ranks, killed in steps "
              f"{', '.join(map(str, KILLED_IN))}")
     return Picture(_draw(lesson, resumed, uninterrupted, forgotten, apart, lost), words,

@@ -138,5 +138,5 @@ def show_snapshot_memory(saver_class: Callable) -> Picture:
               Panel("it is done", "MB", after, 1e6, colour=colour)]
     name, most = max(zip(found, in_flight, strict=True), key=lambda pair: pair[1])
     return side_by_side(list(found), panels, lesson=(
-        f"While a save is in flight, {next(iter(found))} takes {in_flight[0] / 1e6:.0f} MB; most "
-        f"takes {name}, {most / 1e6:.0f} MB"))
+        f"MB of a save in flight: {in_flight[0] / 1e6:.0f} with {next(iter(found))}; at most "
+        f"{most / 1e6:.0f}, with {name}"))

@@ -201,7 +201,7 @@ def show_stalls(saver_class: Callable, atomic_write: Callable) -> Picture:
     guess, share = guessed("8.5"), found.stall(STUDENTS) / found.stall(SYNCHRONOUS)
     figure, axes = canvas(WIDTH, 4.9 + marks.HEADLINE + marks.NOTE_LINE * (guess is not None),
                           nrows=3, sharex=True, sharey=True)
-    lesson = f"{STUDENTS} leaves {share:.0%} of the stall of a synchronous save"
+    lesson = f"{share:.0%} of the stall of a synchronous save is left with {STUDENTS}"
     marks.headline(figure, lesson)
     for ax, (way, seconds) in zip(axes, found.seconds.items(), strict=True):
         _draw_steps(ax, seconds)

@@ -280,8 +280,8 @@ def show_activations(tensor_parallel: Callable, sequence_parallel: Callable) -> 
     sizes = [f"{sum(each.parts.values()) / unit:.3g}" for each in found]
     return side_by_side(["nothing sharded", *_OURS, "inputs gathered again"], [panel],
                         f"total by the memory meter at the end of forward: {totals}",
-                        f"A layer keeps {sizes[0]} b·s·h numbers, {sizes[1]} with tensor "
-                        f"parallelism, {sizes[2]} with sequence parallelism too")
+                        f"A layer keeps {sizes[0]} b·s·h numbers; tensor parallel {sizes[1]}, "
+                        f"sequence parallel {sizes[2]}")
 
 
 @shows("7.7")

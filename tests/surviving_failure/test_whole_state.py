@@ -66,7 +66,7 @@ def test_what_is_left_out_shows_in_the_losses_that_the_notebook_names():
 def test_the_resumed_curve_lies_on_the_other(nothing_left):
     picture = lab.show_resumed(solution.job_state, solution.load_job_state)
     resumed, uninterrupted, forgotten = picture.data
-    assert resumed == uninterrupted and "a loss differs by at most 0;" in repr(picture)
+    assert resumed == uninterrupted and "Resumed, a loss differs by at most 0;" in repr(picture)
     rest = uninterrupted[-len(forgotten):]
     assert forgotten[0] == rest[0] and max(
         abs(a - b) for a, b in zip(forgotten, rest, strict=True)) > 0.01
