@@ -96,7 +96,7 @@ def show_rank_states(measured: list[RankMemory], rank_states) -> Picture:
     rows = [MemoryRow(held.name, held.after_backward, _formula_total(rank_states, held))
             for held in measured]
     return memory_bars(rows, "of one rank after backward", unit="MB", lesson=(
-        f"Your formula is at most {_worst(rows):.1%} from what the ranks hold"))
+        f"Your formula is at most {_worst(rows):.1g} % from what the ranks hold"))
 
 
 @shows("1.7")
@@ -138,7 +138,7 @@ def show_peak(measured: list[RankMemory]) -> Picture:
                       guess * 1e6 if guess and held.strategy == "DDP" else None)
             for held in measured]
     picture = memory_bars(rows, "of one rank at its peak", unit="MB", lesson=(
-        f"The predicted peaks are at most {_worst(rows):.2%} from the measured ones"))
+        f"The predicted peaks are at most {_worst(rows):.1g} % from the measured ones"))
     for held in measured:
         if held.report.allocator:
             picture.text += f"\n{held.name}: {held.report.allocator}"
@@ -146,8 +146,8 @@ def show_peak(measured: list[RankMemory]) -> Picture:
 
 
 def _worst(rows: list[MemoryRow]) -> float:
-    """How far the prediction that is off most is, as a share of what was measured."""
-    return max(abs(row.predicted_total / row.measured.total - 1) for row in rows)
+    """How far the prediction that is off most is, in percent of what was measured."""
+    return 100 * max(abs(row.predicted_total / row.measured.total - 1) for row in rows)
 
 
 def _formula_total(rank_states, held) -> float:
