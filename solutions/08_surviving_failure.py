@@ -51,7 +51,7 @@ labs.warm_up()
 # the first wrong one?
 
 # %%
-# A guess, for the table below
+# A guess, for the picture below
 ### BEGIN SOLUTION
 my_guess = 3
 ### END SOLUTION

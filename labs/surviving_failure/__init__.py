@@ -10,9 +10,9 @@ from labs.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     # part A: the training state
     from labs.fsdp.scaffold import your_zero3
+    from labs.surviving_failure.forgotten_chart import show_forgotten
     from labs.surviving_failure.job_state import (
         check_job_state,
-        show_forgotten,
         show_resumed,
         show_stale_gradient,
     )

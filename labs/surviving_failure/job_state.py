@@ -13,7 +13,6 @@ from matplotlib.lines import Line2D
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 
 from labs.checks.generator import new_generator
-from labs.checks.guesses import guessed
 from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
 from labs.checks.verdicts import Wrong, check, shows
 from labs.pictures import marks, palette
@@ -21,12 +20,11 @@ from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.pictures.tables import Table
 from labs.surviving_failure.fingerprints import HINTS, NONE, PARTS, fingerprint, unlike
 from labs.surviving_failure.forgotten import (
-    LEFT_OUT,
     STEPS_AFTER_RESUME,
-    distances_forgetting_each,
     load_with_gradients,
     without_moments,
 )
+from labs.surviving_failure.forgotten_chart import distance
 from labs.surviving_failure.killed_runs import Answer, Kill, killed_and_resumed
 from labs.surviving_failure.resumable_job import EPOCH, KINDS, ResumableJob, new_job
 from labs.surviving_failure.scaffold import tensor_bytes, to_bytes
@@ -247,25 +245,6 @@ SHOWN_STEPS, KILLED_IN = 30, (8, 14, 23)
 _MOMENTS = "moments forgotten at the first kill"
 
 
-@shows("what a job forgets")
-def show_forgotten() -> Table:
-    """How far each loss is from that of the uninterrupted job, for copies of a job that lack one
-    part each."""
-    by_rank = launch(distances_forgetting_each, ranks=SHOWN_RANKS, quiet=True)
-    rows = [(what, *(distance([apart[what][step] for apart in by_rank])
-                     for step in range(STEPS_AFTER_RESUME))) for what in LEFT_OUT]
-    right = next((step + 1 for step in range(STEPS_AFTER_RESUME)
-                  if any(apart["the schedule"][step] for apart in by_rank)), 0)
-    return Table("How far each loss is from that of the uninterrupted job "
-                 f"(DDP, {SHOWN_RANKS} ranks)",
-                 ("left out", *losses_of(STEPS_AFTER_RESUME)), rows,
-                 note=marks.answered(guessed("8.1"), right))
-
-
-def distance(by_rank) -> str:
-    return "equal" if max(by_rank) == 0 else f"{max(by_rank):.1g}"
-
-
 @shows("8.1")
 def show_resumed(job_state: Callable, load_job_state: Callable) -> Picture:
     """Draws the losses of a job that was killed three times and resumed by the student's functions,
@@ -301,7 +280,7 @@ def show_stale_gradient(save_dcp: Callable, load_dcp: Callable) -> Table:
     with processes.temporary_folder() as folder:
         [found, *_] = launch(load_with_gradients, save_dcp, load_dcp, Path(folder),
                              ranks=SHOWN_RANKS, quiet=True)
-    rows = [(what, *(distance([difference]) for difference in differences))
+    rows = [(what, *(distance(difference) for difference in differences))
             for what, differences in found.items()]
     return Table(f"FSDP2, {SHOWN_RANKS} ranks: how far each loss is from that of the job that "
                  "continued",

@@ -12,6 +12,7 @@ from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
 from labs.checks.verdicts import Wrong, check, shows
 from labs.meters.traffic import Traffic
 from labs.pictures.tables import Table
+from labs.surviving_failure.forgotten_chart import distance
 from labs.surviving_failure.full_tensors import (
     Tensors,
     common,
@@ -19,7 +20,7 @@ from labs.surviving_failure.full_tensors import (
     full_tensors,
     unlike_shards,
 )
-from labs.surviving_failure.job_state import ON_CPU, distance, losses_of
+from labs.surviving_failure.job_state import ON_CPU, losses_of
 from labs.surviving_failure.resumable_job import KINDS, ZERO3, ResumableJob, new_job
 from labs.words import counted
 from labs.workers import processes
@@ -267,7 +268,7 @@ def show_other_ranks(save_shards: Callable, load_shards: Callable, zero3: Callab
     were loaded on other numbers of ranks."""
     functions = Functions(..., ..., save_shards, load_shards, zero3)
     apart = verify(functions, SAVED_ON, LOADED_ON, kinds=(ZERO3,))
-    rows = [(ranks, *(distance([difference]) for difference in differences))
+    rows = [(ranks, *(distance(difference) for difference in differences))
             for ranks, differences in apart.items()]
     return Table(f"ZeRO-3, saved on {SAVED_ON} ranks: how far each loss is from that of the job "
                  "that continued", ("loaded on ranks", *losses_of(len(rows[0]) - 1)), rows)
