@@ -185,6 +185,8 @@ def opened(site, browser):
                                             color_scheme=scheme))
         page = contexts[-1].new_page()
         page.goto(f"file://{site}/{address}.html")
+        # The theme's colours fade in: before that, axe measures what nobody reads.
+        page.wait_for_function("document.getAnimations().every(one => one.playState !== 'running')")
         page.evaluate(axe)
         return page
 
