@@ -159,12 +159,13 @@ def show_plans(choose_plan: Callable) -> Table:
                      str(of_all).split(", micro")[0] if of_all else "nothing fits"))
         if of_all and job.name == "Llama-3-405B":
             replica = of_all.gpus // of_all.data
+    guess = guessed("7.25")
     return Table("seconds of a step by your choice of each kind",
                  ("job", *KINDS, "your plan"), rows,
                  note="– : no plan of this kind fits. DDP: with ZeRO-1, too. Each column from "
                       "“and TP” on allows one thing more than the one before it; the last, "
                       "interleaved chunks and ZB-H1."
-                      + (replica and f" {marks.answered(guessed('7.25'), replica, 'GPUs')}"))
+                      + (replica and f" {marks.answered(guess, replica, 'GPUs')}"))
 
 
 @shows("Costs of plans")

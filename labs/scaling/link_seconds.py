@@ -271,8 +271,8 @@ def _beside_ring(rows: list[Bar]) -> str:
     def apart(row) -> float:
         return abs(row.measured / row.predicted - 1)
 
-    *_, near, far = sorted(rows, key=apart)
-    if apart(far) < 0.1:
+    *others, far = sorted(rows, key=apart)
+    if apart(far) < 0.1 or not others:
         return f"Bytes on the link: at most {apart(far):.0%} from the formula of a ring"
     return (f"{far.name}: {far.measured / far.predicted:.2g} times the bytes of a ring; the others "
-            f"at most {apart(near):.0%} from it")
+            f"at most {apart(others[-1]):.0%} from it")
