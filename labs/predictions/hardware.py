@@ -21,18 +21,20 @@ class Generation:
     fitted or measured on it stand in step_time/constants.py, by this name.
 
     network: bytes/s of the network adapters for each GPU, where a job does not say. host_bandwidth:
-    bytes/s of the host's memory, both sockets together.
+    bytes/s of the host's memory, both sockets together. host: seconds that its host takes to start
+    a kernel, over those of an H100's: 1.4 on an A100's (Megatron-LM's tests, median of 20 pairs).
     """
 
     name: str
     network: float
     host_bandwidth: float
+    host: float = 1.0
 
 
 # NVIDIA's data sheets of DGX A100 and DGX H100: one adapter per GPU, of 200 and of 400 Gbit/s; two
 # AMD EPYC 7742 with 8 channels of DDR4-3200 each, two Intel Xeon 8480C with 8 of DDR5-4800 (8 bytes
 # a channel and transfer).
-A100 = Generation("A100", network=25e9, host_bandwidth=2 * 204.8 * GB)
+A100 = Generation("A100", network=25e9, host_bandwidth=2 * 204.8 * GB, host=1.4)
 H100 = Generation("H100", network=50e9, host_bandwidth=2 * 307.2 * GB)
 
 

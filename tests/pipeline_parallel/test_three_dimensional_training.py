@@ -67,7 +67,7 @@ def test_the_table_says_what_the_notebook_reads_in_it():
         assert rows[name][0] == "–"
     assert rows["GPT-175B"][:3] == ("–", "–", "–")
     assert set(rows["Llama-3-405B on 8"][:7]) == {"–"}
-    assert "512 GPUs" in table.note
+    assert "You guessed 512, and it is 128 GPUs" in table.note
     for name in ("GPT-175B", "GPT-175B on 64", "Llama-3-405B"):  # where the last column matters
         assert float(rows[name][6]) < 0.9 * float(rows[name][5])
 

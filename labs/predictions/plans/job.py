@@ -4,9 +4,12 @@ from dataclasses import dataclass
 from math import prod
 from numbers import Integral
 
+from labs.predictions.code_bases import PYTORCH, CodeBase
 from labs.predictions.hardware import GPU
 from labs.predictions.memory.parameters import Shape, block_size, norm_size
 from labs.predictions.memory.recipes import Recipe, recipe_of
+from labs.predictions.plans.stages import STAGES, layers_by_cost
+from labs.predictions.step_time.constants import FITTED
 from labs.predictions.step_time.training_run import TrainingRun
 
 SHARDING = ("DDP", "ZeRO-1", "FSDP", "HSDP")
@@ -17,8 +20,8 @@ SCHEDULES = ("1F1B", "ZB-H1")
 @dataclass(frozen=True)
 class Job:
     """shape: of the model. batch: sequences of one optimizer step, on all GPUs together. sequence:
-    tokens. recipe: bytes of states for each parameter. flash: whether attention's scores are never
-    written to memory. adapters: network cards of a node, which its GPUs share; adapter: bytes/s of
+    tokens. recipe: bytes of states for each parameter; None: the code base's. flash: whether
+    attention's scores are never written to memory. code: the code base that trains. adapters: network cards of a node, which its GPUs share; adapter: bytes/s of
     one, 0 means the usual one. 8 cards for 8 GPUs is what DGX A100 and DGX H100 have, and what
     Llama 3's 400 Gbit/s for each GPU are."""
 
@@ -29,10 +32,11 @@ class Job:
     gpu: GPU
     gpus: int
     gpus_per_node: int = 8
-    recipe: str | Recipe = "megatron"
+    recipe: str | Recipe | None = None
     flash: bool = True
     adapters: int = 8
     adapter: float = 0
+    code: CodeBase = PYTORCH
 
     @property
     def network(self) -> float:
@@ -54,7 +58,7 @@ class Job:
     @property
     def bytes_per_parameter(self) -> Recipe:
         """What each parameter keeps: parameters, gradients, optimizer_state, in bytes."""
-        return recipe_of(self.recipe)
+        return recipe_of(self.recipe or self.code.recipe)
 
     def __str__(self):
         return (f"{self.name}, sequences of {self.sequence:,} tokens, {self.batch:,} a step, on "
@@ -68,9 +72,10 @@ class Plan:
     data: replicas that get different sequences. sharding: one of SHARDING; shards are cut over data
     and context ranks together, under HSDP over those of a node. micro_batch: sequences that a
     replica computes at a time. recompute: one of RECOMPUTE. chunks: stages of a
-    pipeline rank, interleaved where there are more than one. schedule: one of SCHEDULES. Tensor
-    parallelism includes sequence parallelism; context parallelism gathers keys and values before
-    attention (Grattafiori et al., 2024, section 3.3.2).
+    pipeline rank, interleaved where there are more than one. schedule: one of SCHEDULES.
+    sequence_parallel: whether tensor-parallel ranks cut norms and residual stream too. stages: of a
+    pipeline, layers of each; or one of STAGES; "": as the code base does. Context parallelism
+    gathers keys and values before attention (Grattafiori et al., 2024, section 3.3.2).
     """
 
     data: int = 1
@@ -82,6 +87,8 @@ class Plan:
     recompute: str = "selective"
     chunks: int = 1
     schedule: str = "1F1B"
+    sequence_parallel: bool = True
+    stages: str | tuple[int, ...] = ""
 
     @property
     def gpus(self) -> int:
@@ -105,10 +112,22 @@ class Plan:
         that only one stage's gradients are unsharded."""
         return self.micro_batches(job) // self.pipeline if self.chunks > 1 else 1
 
+    def stage_layers(self, job: Job) -> tuple[int, ...]:
+        """Layers of each pipeline stage, where they are listed or cut by cost; else empty."""
+        kind = self.stages or job.code.stages
+        if not isinstance(kind, str):
+            return tuple(kind)
+        if kind == "equal" or self.pipeline == 1:
+            return ()
+        return layers_by_cost(job.shape.layers, job.layer_parameters, job.embedding_parameters,
+                              self.pipeline)
+
     def layers(self, job: Job, stage: int) -> int:
-        """Layers of a pipeline stage. Where the stages do not divide the layers, the first and the
-        last have one fewer, as Llama 3's (Grattafiori et al., 2024, arXiv 2407.21783, section
+        """Layers of a pipeline stage. Where equal stages do not divide the layers, the first and
+        the last have one fewer, as Llama 3's (Grattafiori et al., 2024, arXiv 2407.21783, section
         3.3.2)."""
+        if stages := self.stage_layers(job):
+            return stages[stage]
         if job.shape.layers % self.pipeline == 0:
             return job.shape.layers // self.pipeline
         return (job.shape.layers + 2) // self.pipeline - (stage in (0, self.pipeline - 1))
@@ -134,9 +153,8 @@ def impossible(job: Job, plan: Plan) -> str:
     if plan.gpus != job.gpus:
         return (f"data {plan.data} × tensor {plan.tensor} × pipeline {plan.pipeline} × context "
                 f"{plan.context} is {plan.gpus:,} GPUs, the job has {job.gpus:,}")
-    if shape.layers % plan.pipeline and (shape.layers + 2) % plan.pipeline:
-        return (f"{shape.layers} layers cannot be divided by {plan.pipeline}, nor can "
-                f"{shape.layers + 2}, with the embedding and the head in a layer's place")
+    if reason := _impossible_stages(job, plan):
+        return reason
     # Of a sequence each context rank takes two chunks, one from either end, so that causal
     # attention is equally long on all (Grattafiori et al., 2024, section 3.3.2).
     for size, what, count in ((plan.tensor, "query heads", shape.heads),
@@ -152,6 +170,24 @@ def impossible(job: Job, plan: Plan) -> str:
         if getattr(plan, name) not in values:
             return f"no {name} {getattr(plan, name)!r}: choose {', '.join(values)}"
     return _illegal_schedule(job, plan)
+
+
+def _impossible_stages(job, plan) -> str:
+    """Why the layers cannot be cut into the plan's stages; empty if they can."""
+    layers, kind = job.shape.layers, plan.stages or job.code.stages
+    if not isinstance(kind, str):
+        if len(kind) != plan.pipeline or sum(kind) != layers or min(kind, default=0) < 0:
+            return (f"stages {', '.join(map(str, kind))}: {layers} layers on {plan.pipeline} "
+                    "pipeline ranks are needed, one number for each rank")
+        return ""
+    if kind not in STAGES:
+        return f"no stages {kind!r}: choose {', '.join(STAGES)} or list the layers of each"
+    if kind == "equal" and layers % plan.pipeline and (layers + 2) % plan.pipeline:
+        return (f"{layers} layers cannot be divided by {plan.pipeline}, nor can "
+                f"{layers + 2}, with the embedding and the head in a layer's place")
+    if kind == "by cost" and plan.pipeline > layers:
+        return f"{layers} layers cannot be cut over {plan.pipeline} pipeline ranks"
+    return ""
 
 
 def _illegal_schedule(job, plan) -> str:
@@ -181,14 +217,21 @@ def training_run(job: Job, plan: Plan) -> TrainingRun:
     stage = 3 if plan.pipeline == 1 else 2
     return TrainingRun(
         layers=shape.layers, hidden=shape.hidden, ffn=shape.ffn, heads=shape.heads,
-        kv_hidden=shape.key, vocabulary=shape.vocabulary,
+        kv_hidden=shape.key, query=shape.query, vocabulary=shape.vocabulary,
         mlp_matrices=2 if shape.family == "gpt2" else 3, sequence=job.sequence,
         micro_batch=plan.micro_batch, accumulation=plan.micro_batches(job), gpu=job.gpu,
         gpus=job.gpus, gpus_per_node=job.gpus_per_node,
-        network=job.network, tensor=plan.tensor, sequence_parallel=plan.tensor > 1,
+        network=job.network, tensor=plan.tensor,
+        sequence_parallel=plan.sequence_parallel and plan.tensor > 1,
         pipeline=plan.pipeline, chunks=plan.chunks, context=plan.context,
         sharding=stage if is_sharded else 0, shards=plan.shards(job), recompute=plan.recompute,
-        flash=2 if job.flash else 0, fused=True, reduce_overlaps=plan.pipeline == 1,
+        flash=job.code.flash if job.flash else 0, fused=job.code.fused,
+        loss_bytes=job.code.loss_bytes, early_stop=job.code.early_stop,
+        reduce_overlaps=plan.pipeline == 1 and not job.code.overheads.gradient_share,
+        stages=plan.stage_layers(job), overheads=job.code.overheads,
+        # FITTED took the rows with ZeRO-1 for DDP, which sends as many numbers
+        optimizer_shards=(plan.data * plan.context if plan.sharding == "ZeRO-1"
+                          and job.code.constants is not FITTED else 0),
         context_overlaps=False, zero_bubble=plan.schedule == "ZB-H1",
         reduce_rounds=plan.reduce_rounds(job))
 

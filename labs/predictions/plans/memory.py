@@ -13,12 +13,10 @@ from labs.predictions.memory.activations import korthikanti
 from labs.predictions.pipelines.formulas import KINDS
 from labs.predictions.plans.job import Job, Plan, norm_parameters
 
-LOGIT_BYTES = 12
-"""For each logit of a micro-batch at the peak of the loss: fp32 logits, their log-softmax and its
-gradient, 4 bytes each."""
+_GATHERING = 4  # tensor-parallel ranks up to which `Kept.steady` holds
 
 PARTS = ("parameters", "gradients", "optimizer state", "gathered parameters",
-         "unsharded gradients", "activations", "logits")
+         "unsharded gradients", "activations", "logits", "buffers")
 
 
 def stage_parameters(job: Job, plan: Plan, stage: int) -> float:
@@ -49,13 +47,17 @@ def layer_activations(job: Job, plan: Plan) -> float:
     product, 2·(6h + 2·kv + 3·ffn) bytes a token. An unfused block saves more: 28 copies of the
     residual stream, 56·h bytes, were measured with transformers (stas00/ml-engineering,
     training/performance/README.md @744d01e)."""
-    shape, tokens = job.shape, job.sequence // plan.context
+    shape, tokens, kept = job.shape, job.sequence // plan.context, job.code.kept
     if plan.recompute == "full":
         return 2 * plan.micro_batch * tokens * shape.hidden / plan.tensor
+    if kept.hidden:
+        own = (kept.hidden * shape.hidden + kept.mlp * shape.ffn) / plan.tensor
+        whole = kept.gathered * shape.hidden * (plan.tensor > 1) * (plan.pipeline == 1)
+        return 2 * plan.micro_batch * tokens * (own + whole)
     if shape.family == "gpt2":
         scores = "selective" if job.flash else plan.recompute
         return korthikanti(plan.micro_batch, tokens, shape.hidden, shape.heads,
-                           tensor_parallel=plan.tensor, sequence_parallel=True, recompute=scores)
+                           tensor_parallel=plan.tensor, sequence_parallel=plan.sequence_parallel, recompute=scores)
     widths = 6 * shape.hidden + 2 * shape.key + 3 * shape.ffn
     return 2 * plan.micro_batch * tokens * widths / plan.tensor
 
@@ -75,7 +77,7 @@ def rank_memory(job: Job, plan: Plan, stage: int = 0) -> dict[str, float]:
     own, shards = stage_parameters(job, plan, stage), plan.shards(job)
     recipe = job.bytes_per_parameter
     optimizer_shards = plan.data * plan.context if plan.sharding == "ZeRO-1" else shards
-    is_last = stage == plan.pipeline - 1
+    is_last, kept = stage == plan.pipeline - 1, job.code.kept
     # (tokens of a micro-batch, vocabulary / tensor), in elements
     logits = plan.micro_batch * job.sequence / plan.context * job.shape.vocabulary / plan.tensor
     return {"parameters": recipe.parameters * own / shards,
@@ -85,7 +87,19 @@ def rank_memory(job: Job, plan: Plan, stage: int = 0) -> dict[str, float]:
             "unsharded gradients": _unsharded(job, plan, own / plan.chunks, 1) * recipe.gradients,
             "activations": plan.layers(job, stage) * layer_activations(job, plan)
                            * in_flight(plan, job, stage),
-            "logits": LOGIT_BYTES * logits * is_last}
+            "logits": (kept.logit + kept.held * (plan.micro_batches(job) > 1)) * logits * is_last,
+            "buffers": kept.fixed + _buffers(job, plan, stage)}
+
+
+def _buffers(job, plan, stage) -> float:
+    """Bytes of the residual stream that tensor-parallel ranks hold whole: of one layer, and in a
+    pipeline that is full of each layer of the stage."""
+    kept, tokens = job.code.kept, plan.micro_batch * job.sequence / plan.context
+    if plan.tensor == 1:
+        return 0.0
+    is_steady = 1 < plan.pipeline < plan.micro_batches(job) and plan.tensor <= _GATHERING
+    copies = kept.buffers + is_steady * kept.steady * plan.layers(job, stage)
+    return 2 * copies * tokens * job.shape.hidden
 
 
 def _unsharded(job, plan, own, layers) -> float:

@@ -16,23 +16,36 @@ def exposed(communication: float, computation: float, constants: Constants) -> f
     return communication - hidden + constants.unhidden * hidden
 
 
-def link_rate(run: TrainingRun, ranks: int, stride: int = 1) -> float:
+def link_rate(run: TrainingRun, ranks: int, stride: int = 1, share: float = 0.0) -> float:
     """Bytes/s of a ring of `ranks` ranks that are `stride` ranks apart. Within a node it is
     NVLink's, or PCIe's where there is none. Between nodes all of the group's ranks on a node carry
-    the ring in parallel, each through its own adapter, and NVLink bounds their sum."""
+    the ring in parallel, each through its own adapter, and NVLink bounds their sum. share: of the
+    adapters' rate on two nodes, where the code base has one of its own."""
     local = (run.gpu.nvlink or run.gpu.pcie) * LINK_SHARE
-    if (ranks - 1) * stride < run.gpus_per_node:
+    if _is_local(run, ranks, stride):
         return local
     on_node = max(1, run.gpus_per_node // stride)
-    return min(local, on_node * run.network * LINK_SHARE)
+    nodes = ranks * stride / run.gpus_per_node
+    reached = share * max(1.0, nodes / 2) ** -run.overheads.spread if share else LINK_SHARE
+    return min(local, on_node * run.network * reached)
 
 
-def _ring(run, constants, size, ranks, stride=1, passes=1) -> float:
-    """Seconds of an all-gather or reduce-scatter (1 pass) or all-reduce (2) of `size` bytes."""
+def _is_local(run, ranks, stride) -> bool:
+    return (ranks - 1) * stride < run.gpus_per_node
+
+
+def _ring(run, constants, size, ranks, stride=1, passes=1, *, share=0.0, hop=0.0) -> float:
+    """Seconds of an all-gather or reduce-scatter (1 pass) or all-reduce (2) of `size` bytes. share
+    and hop: between nodes, where the code base has its own."""
     if ranks == 1:
         return 0.0
     sent = traffic.all_gather(size, ranks)
-    return passes * (sent / link_rate(run, ranks, stride) + (ranks - 1) * constants.hop)
+    hop = constants.hop if _is_local(run, ranks, stride) else hop or constants.hop
+    return passes * (sent / link_rate(run, ranks, stride, share) + (ranks - 1) * hop)
+
+
+def _of_gradients(run) -> dict:
+    return {"share": run.overheads.gradient_share, "hop": run.overheads.gradient_hop}
 
 
 def tensor_seconds(run: TrainingRun, constants: Constants) -> float:
@@ -42,7 +55,8 @@ def tensor_seconds(run: TrainingRun, constants: Constants) -> float:
     # 2 forward, 2 backward, 2 of the forward that is recomputed
     count = 6 if run.recompute == "full" else 4
     size = 2 * run.tokens * run.hidden
-    return count * _ring(run, constants, size, run.tensor, passes=2)
+    return count * _ring(run, constants, size, run.tensor, passes=2,
+                         share=run.overheads.activation_share, hop=run.overheads.hop)
 
 
 def context_seconds(run: TrainingRun, constants: Constants) -> tuple[float, float]:
@@ -59,8 +73,11 @@ def sharding_seconds(run: TrainingRun, constants: Constants) -> tuple[float, flo
     if run.sharding < 2:
         return 0.0, 0.0
     stride = run.tensor
-    gather = _ring(run, constants, run.param_bytes * run.layer_parameters, run.shards, stride)
-    reduce = _ring(run, constants, run.reduce_bytes * run.layer_parameters, run.shards, stride)
+    kind = _of_gradients(run)
+    gather = _ring(run, constants, run.param_bytes * run.layer_parameters, run.shards, stride,
+                   **kind)
+    reduce = _ring(run, constants, run.reduce_bytes * run.layer_parameters, run.shards, stride,
+                   **kind)
     return gather, reduce + (gather if run.sharding == 3 else 0)
 
 
@@ -70,16 +87,21 @@ def embedding_seconds(run: TrainingRun, constants: Constants) -> float:
     if run.sharding < 2:
         return 0.0
     size = (run.param_bytes + run.reduce_bytes) * run.embedding_parameters
-    return _ring(run, constants, size, run.shards, run.tensor)
+    return _ring(run, constants, size, run.shards, run.tensor, **_of_gradients(run))
 
 
 def all_reduce_seconds(run: TrainingRun, constants: Constants) -> float:
     """Gradients that are not sharded over all ranks, all-reduced once a step: DDP's, or those of
-    hybrid sharding between its groups."""
+    hybrid sharding between its groups. Under ZeRO-1 they are reduce-scattered, and parameters are
+    gathered after the step."""
     ranks = run.data * run.context // run.shards
     own = (run.stage_layers * run.layer_parameters + run.embedding_parameters) / run.shards
-    stride = run.tensor * run.shards
-    return _ring(run, constants, run.reduce_bytes * own, ranks, stride, passes=2)
+    stride, kind = run.tensor * run.shards, _of_gradients(run)
+    if run.optimizer_shards:
+        return _ring(run, constants, (run.reduce_bytes + run.param_bytes) * own, ranks, stride,
+                     **kind)
+    return run.overheads.exposed * _ring(run, constants, run.reduce_bytes * own, ranks, stride,
+                                         passes=2, **kind)
 
 
 def pipeline_seconds(run: TrainingRun, constants: Constants) -> float:

@@ -23,6 +23,7 @@ from labs.predictions.step_time.training_run import TrainingRun
 # writes queries and keys. Fused: a norm and an addition in one kernel, and the MLP's in one.
 _POINTWISE = {("GELU", "unfused"): ((20, 4), (24, 6)), ("gated", "unfused"): ((28, 10), (32, 18)),
               ("GELU", "fused"): ((16, 4), (16, 6)), ("gated", "fused"): ((20, 6), (20, 10))}
+_SHARPNESS = 8  # at equal times, 9 % above either
 _SCORE_BYTES = (13, 17)  # written-out scores, forward and backward: product, softmax, dropout
 
 
@@ -92,7 +93,7 @@ def _attention_seconds(run, constants) -> tuple[float, float]:
     """(forward, backward). FlashAttention leaves out the half above the diagonal; its backward has
     five products to forward's two. Written-out scores are a full square, twice backward."""
     # FLOP of Q·Kᵀ and of scores·V: 2·tokens·sequence·hidden each
-    square = 4 * run.tokens * run.sequence * run.hidden / run.tensor
+    square = 4 * run.tokens * run.sequence * run.query_hidden / run.tensor
     if run.flash:
         share = (FLASH_SHARE[run.gpu.generation.name, run.flash] * _power_share(run, constants)
                  * _precision_share(run))
@@ -129,12 +130,28 @@ def head_times(run: TrainingRun, constants: Constants) -> LayerTime:
     return LayerTime(products, 0, run.loss_bytes * run.tokens * vocabulary / memory_rate(run))
 
 
+def launch_wait(run: TrainingRun, busy: float) -> float:
+    """Seconds that the GPU waits in a layer, forward and backward, for kernels to be started, if it
+    computes and sends for `busy` seconds. Where both take about as long, each is late at times: so
+    a mean of high power in place of the larger one."""
+    own = run.overheads
+    if not own.launch:
+        return 0.0
+    started = own.launch * run.gpu.generation.host
+    if run.pipeline > 1:
+        nodes = max(1.0, run.tensor / run.gpus_per_node)
+        started += own.pipelined + (run.tensor > 1) * (
+            own.pipelined_rank * run.tensor * nodes ** own.pipelined_nodes)
+    return (busy**_SHARPNESS + started**_SHARPNESS) ** (1 / _SHARPNESS) - busy
+
+
 def optimizer_seconds(run: TrainingRun) -> float:
     """AdamW on this rank's shard, once a step: on the GPU, or on the host under CPU offload."""
-    own = (run.stage_layers * run.layer_parameters + run.embedding_parameters) / run.shards
+    shards = run.optimizer_shards or run.shards
+    own = (run.stage_layers * run.layer_parameters + run.embedding_parameters) / shards
     if run.offload:
         return HOST_OPTIMIZER_BYTES * own / (run.host_bandwidth * MEMORY_SHARE)
-    return OPTIMIZER_BYTES * own / memory_rate(run)
+    return run.overheads.optimizer * OPTIMIZER_BYTES * own / memory_rate(run)
 
 
 def _precision_share(run) -> float:

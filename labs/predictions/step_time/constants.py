@@ -42,11 +42,49 @@ FITTED = Constants(matmul_a100=0.856, matmul_h100=0.731, half_size=481, traffic=
                    unhidden=0.719, hop=5.28e-6, throttling=1.06)
 """Fitted to all rows of published_runs.json that can be predicted."""
 
-FLASH_SHARE = {("A100", 1): 0.325, ("A100", 2): 0.615, ("H100", 1): 0.175, ("H100", 2): 0.35}
+
+
+@dataclass(frozen=True)
+class Overheads:
+    """What a code base's host and its cluster's network add to kernels and bytes. Where none of its
+    runs was fitted, all are 0 and the step has kernels and bytes alone.
+
+    launch: seconds that the host takes to start the kernels of a layer, forward and backward, for
+        one micro-batch. The GPU waits where it would be done sooner.
+    pipelined: further ones in a pipeline; pipelined_rank: further ones there for each rank of a
+        tensor-parallel group, since sends and collectives are started in turn.
+    pipelined_nodes: those grow as (nodes of the group)^pipelined_nodes.
+    hop, gradient_hop: seconds per step of a ring that leaves a node, for activations and for
+        gradients.
+    activation_share, gradient_share: of the adapters' rate that they reach between two nodes.
+    spread: both shares fall as nodes^-spread.
+    exposed: share of gradients' all-reduce under DDP that backward does not hide.
+    stall: seconds that a pipeline's micro-batch waits on 64 nodes, half of that on 32, and none on
+        fewer: there half of the measured runs, with no setting that tells which.
+    optimizer: of the bytes that AdamW moves, those moved in fact.
+    """
+
+    launch: float = 0.0
+    pipelined: float = 0.0
+    pipelined_rank: float = 0.0
+    pipelined_nodes: float = 0.0
+    hop: float = 0.0
+    gradient_hop: float = 0.0
+    activation_share: float = 0.0
+    gradient_share: float = 0.0
+    spread: float = 0.0
+    exposed: float = 1.0
+    stall: float = 0.0
+    optimizer: float = 1.0
+
+
+FLASH_SHARE = {("A100", 1): 0.325, ("A100", 2): 0.615, ("H100", 1): 0.175, ("H100", 2): 0.35,
+               ("A100", 3): 0.615, ("H100", 3): 0.58}
 """(generation, FlashAttention's version) -> share of the dense peak that its kernels reach. Version
 1 on A100 25–40 %, version 2 50–73 % (Dao, arXiv 2307.08691, abstract; the middles of both); version
 2 on H100 35 % (Shah et al., arXiv 2407.08608, abstract), and version 1 half of it, since 2 is
-"around 2x" faster than 1."""
+"around 2x" faster than 1. Version 3 on H100 1.5 to 2 times as fast as version 2 in forward and 1.5
+to 1.75 in backward (ibid.), in the middle 1.65; on A100 there is none, and version 2 runs."""
 
 FP8_SPEEDUP = 2.0
 """Peak of products in 8 bits over that in 16 (data sheets of H100, H200 and B200)."""

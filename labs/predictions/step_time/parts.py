@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from labs.predictions.step_time import communication
-from labs.predictions.step_time.computation import head_times, layer_times, optimizer_seconds
+from labs.predictions.step_time.computation import (
+    head_times,
+    launch_wait,
+    layer_times,
+    optimizer_seconds,
+)
 from labs.predictions.step_time.constants import FITTED, LINK_SHARE, Constants
 from labs.predictions.step_time.training_run import TrainingRun
 
@@ -44,10 +49,13 @@ def parts_of(run: TrainingRun, constants: Constants = FITTED) -> list[Part]:
     forward, backward = layer_times(run, constants)
     layer, head = forward + backward, head_times(run, constants)
     layers, batches = run.stage_layers, run.accumulation
+    heads = _heads(run, layer.total, head.total)
     # A part's seconds are those of one layer and micro-batch, `often` times.
     often = layers * batches
     tensor = communication.tensor_seconds(run, constants)
     around, back = communication.context_seconds(run, constants)
+    busy = layer.total + communication.exposed(
+        tensor, layer.matmul if run.tensor_overlaps else 0.0, constants)
     beside = float(run.context_overlaps)  # 0: gathered before attention begins, so nothing hides it
     return [
         # of the three products forward and backward, one gives the gradient of the weights
@@ -63,11 +71,32 @@ def parts_of(run: TrainingRun, constants: Constants = FITTED) -> list[Part]:
              beside * often * backward.attention),
         Part("activations to the next stage", "pipeline",
              batches * communication.pipeline_seconds(run, constants), 0.0),
-        Part("product of the head", "matmul", batches * head.matmul, in_stage=False),
-        Part("memory traffic of the loss", "memory", batches * head.memory, in_stage=False),
+        Part("host starting kernels", "launch", often * launch_wait(run, busy)),
+        Part("stalls of the pipeline", "stall", _stalls(run), in_stage=False),
+        Part("product of the head", "matmul", heads * head.matmul, in_stage=False),
+        Part("memory traffic of the loss", "memory", heads * head.memory, in_stage=False),
         Part("optimizer", "host" if run.offload else "memory", optimizer_seconds(run),
              in_stage=False),
         *_data_parallel(run, constants, forward.total, backward.total)]
+
+
+def _heads(run, layer, head) -> float:
+    """How many heads, of seconds `head`, lengthen the step. With equal stages that is one for each
+    micro-batch. With unequal ones the last stage has fewer layers in its place: what is longer than
+    the longest stage counts for each micro-batch, the rest once, until the pipeline is full."""
+    if not run.stages or not head:
+        return run.accumulation
+    spare = (run.stage_layers - run.stages[-1]) * layer
+    longer = max(0.0, head - spare) / head
+    return run.accumulation * longer + 1 - longer
+
+
+def _stalls(run) -> float:
+    """Of all micro-batches: `Overheads.stall` on 64 nodes."""
+    nodes = run.gpus / run.gpus_per_node
+    if run.pipeline == 1 or nodes < _STALLING:
+        return 0.0
+    return run.overheads.stall * nodes / 64 * (run.accumulation + run.pipeline - 1)
 
 
 def _data_parallel(run, constants, forward, backward) -> list[Part]:
@@ -114,11 +143,17 @@ def pipeline_wait(run: TrainingRun, part: Part) -> float:
     al., 2024, arXiv 2401.10241, table 1)."""
     if not part.in_stage:
         return 0.0
-    wait = (run.pipeline - 1) / run.chunks / run.accumulation
+    # the stages' seconds together, in those of the longest, less the longest itself
+    stages = run.layers / run.stage_layers if run.stages else run.pipeline
+    wait = (stages - 1) / run.chunks / run.accumulation
     if run.zero_bubble and part.of_weights:
         filled = (min(run.pipeline, run.accumulation) - 1) / run.accumulation
         wait -= filled * part.of_weights / part.seconds
     return wait
+
+
+_ALWAYS = ("matmul", "attention", "memory")  # named even where they take no time
+_STALLING = 32  # nodes from which on measured pipelines stall
 
 
 class Collectives(NamedTuple):
@@ -145,14 +180,15 @@ class StepParts:
         """Returns the parts of the run's step."""
         computing, sent = {}, {}
         names = {"matmul": "products", "attention": "attention", "memory": "memory traffic",
-                 "host": "AdamW on the host"}
+                 "host": "AdamW on the host", "launch": "host starting kernels",
+                 "stall": "stalls of the pipeline"}
         for part in parts_of(run, constants):
             # The wait lengthens what is sent and what is computed beside it alike.
             longer = 1 + pipeline_wait(run, part)
-            if part.beside is None:
+            if part.beside is None and (part.seconds or part.cause in _ALWAYS):
                 name = names[part.cause]
                 computing[name] = computing.get(name, 0.0) + longer * part.seconds
-            elif part.seconds:
+            elif part.beside is not None and part.seconds:
                 sent[part.name] = Collectives(longer * part.seconds, longer * part.beside)
         return cls(computing, sent, constants.unhidden)
 

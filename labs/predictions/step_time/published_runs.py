@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from labs.predictions.step_time.code_bases import CodeBase, code_base
+from labs.predictions.code_bases import CodeBase, code_base
 from labs.predictions.step_time.efficiency import flops_per_token, gpt_flops_per_token
 from labs.predictions.step_time.row_fields import Excluded, read_run
 from labs.predictions.step_time.training_run import TrainingRun

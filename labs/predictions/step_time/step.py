@@ -15,7 +15,8 @@ class StepTime:
     matmul includes the output head; memory is norms, activations, loss and optimizer;
     tensor, context, sharding, all_reduce and pipeline are the communication that nothing hides, and
     bubble is the wait for a pipeline to fill and drain. host: copies of CPU offload that nothing
-    hides, and AdamW on the host.
+    hides, and AdamW on the host. launch: the GPU waits for the host to start kernels. stall: a
+    pipeline on many nodes stands still.
     """
 
     matmul: float
@@ -28,6 +29,8 @@ class StepTime:
     pipeline: float
     bubble: float
     host: float = 0.0
+    launch: float = 0.0
+    stall: float = 0.0
 
     @property
     def total(self) -> float:

@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 
 from labs.predictions.hardware import GPU
+from labs.predictions.step_time.constants import Overheads
 
 
 @dataclass(frozen=True)
 class TrainingRun:
     """A transformer, a batch, GPUs, and how the work is spread over them.
 
-    kv_hidden: width of keys, as of values. mlp_matrices: 2, or 3 if the MLP is gated. micro_batch
+    kv_hidden: width of keys, as of values. query: that of queries, where it is not hidden's. mlp_matrices: 2, or 3 if the MLP is gated. micro_batch
     and accumulation: sequences, and micro-batches of one step, per data-parallel group.
     power: watts, or 0 for the data sheet's. network: bytes/s of network adapters per GPU.
     sharding: ZeRO stage 0, 2 or 3; 2 is gathered once, 3 for forward and for backward. shards:
@@ -24,6 +25,9 @@ class TrainingRun:
     sharded gradients are reduced in a pipeline. param_bytes: in which sharded parameters are
     gathered. fp32: activations are in fp32 and products in TF32. offload: shards, gradients and
     optimizer state are in the host's memory, of which this rank's part has host_bandwidth bytes/s.
+    stages: layers of each pipeline stage, where they are not equal; the head is on the last.
+    optimizer_shards: ranks that the optimizer state is cut over under ZeRO-1, where parameters are
+    gathered after the step; else 0. overheads: of the code base.
     """
 
     layers: int
@@ -64,6 +68,10 @@ class TrainingRun:
     fp32: bool = False
     offload: bool = False
     host_bandwidth: float = 0
+    stages: tuple[int, ...] = ()
+    optimizer_shards: int = 0
+    overheads: Overheads = Overheads()
+    query: float = 0
 
     @property
     def data(self) -> int:
@@ -81,13 +89,18 @@ class TrainingRun:
         return self.micro_batch * self.accumulation * self.data * self.sequence
 
     @property
+    def query_hidden(self) -> float:
+        """Width of all query heads together."""
+        return self.query or self.hidden
+
+    @property
     def products(self) -> tuple[tuple[float, float], ...]:
         """(width of the input, width of the output) of a layer's weights, on one tensor-parallel
         rank: queries, keys and values; attention's output; the MLP, whose last comes last."""
-        t = self.tensor
+        t, query = self.tensor, self.query_hidden
         into_mlp = (self.hidden, self.ffn / t)
-        return ((self.hidden, (self.hidden + 2 * self.kv_hidden) / t),
-                (self.hidden / t, self.hidden), *[into_mlp] * (self.mlp_matrices - 1),
+        return ((self.hidden, (query + 2 * self.kv_hidden) / t),
+                (query / t, self.hidden), *[into_mlp] * (self.mlp_matrices - 1),
                 (self.ffn / t, self.hidden))
 
     @property
@@ -102,5 +115,5 @@ class TrainingRun:
 
     @property
     def stage_layers(self) -> float:
-        """Layers of one pipeline stage."""
-        return self.layers / self.pipeline
+        """Layers of one pipeline stage: of the one that has most."""
+        return max(self.stages) if self.stages else self.layers / self.pipeline

@@ -1,0 +1,118 @@
+"""How published code bases compute and what they keep, where their rows do not say.
+
+Settings and kernels are what the code did at the time of its figures, with the file that says so.
+Rates, and bytes that no file gives, were fitted on rows of `labs.predictions.gpu_runs`, which says
+how far they are off on rows that they were not fitted to.
+"""
+
+from dataclasses import dataclass, field, replace
+
+from labs.predictions.memory.recipes import Recipe
+from labs.predictions.step_time.constants import FITTED, Constants, Overheads
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a code base keeps on a rank beside the states of its recipe.
+
+    hidden, mlp: copies, in 16 bits, of the residual stream and of the MLP's width that a layer
+        saves for backward; 0: as `labs.predictions.plans.memory` counts them for the family.
+    gathered: copies of the residual stream, not cut over tensor-parallel ranks, that a layer saves
+        where there is no pipeline. steady: the same in a pipeline with more micro-batches than
+        stages, of one micro-batch, up to 4 tensor-parallel ranks (with more, half of the rows have
+        it). buffers: the same of one layer, in any plan.
+    logit: bytes for each logit at the peak of the loss. held: further ones of the micro-batch
+        before, which a variable of the training loop still holds.
+    fixed: bytes, whatever the job: workspaces, and what the allocator reserves beyond its tensors.
+    """
+
+    hidden: float = 0.0
+    mlp: float = 0.0
+    gathered: float = 0.0
+    steady: float = 0.0
+    buffers: float = 0.0
+    logit: float = 12.0
+    held: float = 0.0
+    fixed: float = 0.0
+
+
+@dataclass(frozen=True)
+class CodeBase:
+    """flash, fused, loss_bytes, early_stop: as in `TrainingRun`. chunks: (layers, pipeline stages)
+    -> chunks of layers on each stage, for the runs that interleave. recipe: bytes of states for
+    each parameter. constants, overheads: what its seconds were fitted with. stages: "equal", or
+    "by cost": each stage of a pipeline has as many products as the next, the head's counted."""
+
+    name: str
+    flash: int
+    fused: bool
+    loss_bytes: int
+    early_stop: bool
+    chunks: dict[tuple[int, int], int] = field(default_factory=dict, hash=False)
+    recipe: str | Recipe = "megatron"
+    kept: Kept = Kept()
+    constants: Constants = FITTED
+    overheads: Overheads = Overheads()
+    stages: str = "equal"
+
+
+FUSED_LOSS = 8  # bytes per logit: written and read in 16 bits, and so are their gradients
+EAGER_LOSS = 28  # cast to fp32, log-softmax and both gradients, each read and written
+
+# attn_impl "triton", FlashAttention 1 in Triton, and torch 1.13: its checkpoints recompute all
+# (scripts/train/benchmarking/submit_benchmarks.py); fused_crossentropy is the models' default.
+LLM_FOUNDRY = CodeBase("llm-foundry", flash=1, fused=False, loss_bytes=FUSED_LOSS, early_stop=False)
+
+# Scaled-dot-product attention of torch 2.6, which is FlashAttention 2.
+TORCHTITAN = CodeBase("torchtitan", flash=2, fused=False, loss_bytes=EAGER_LOSS, early_stop=True)
+
+# Before FlashAttention; bias + GELU, bias + dropout + addition and the softmax are fused. Chunks:
+# examples/sc21/run_table_1.sh (layers per virtual stage) and Korthikanti et al., section 6.2.
+MEGATRON = CodeBase("Megatron-LM", flash=0, fused=True, loss_bytes=EAGER_LOSS, early_stop=False,
+                    chunks={(60, 4): 3, (80, 8): 2, (96, 16): 2, (105, 35): 3, (96, 8): 3})
+
+# Eager kernels on H100s, as nanotron's rows have them: FITTED's rows on H100s are compiled ones of
+# torchtitan in the main.
+EAGER = replace(FITTED, matmul_h100=0.625, half_size=155, traffic=3.35)
+
+# nanotron v0.5: eager kernels, parameters and gradients in bf16 beside fp32 ones, and stages cut by
+# cost. Its layer keeps 14 copies of the residual stream and 3 of the MLP's width.
+NANOTRON = CodeBase(
+    "nanotron", flash=2, fused=False, loss_bytes=44, early_stop=False, stages="by cost",
+    recipe=Recipe("nanotron", 2, 2 + 4, 12, compute=2),
+    kept=Kept(hidden=14, mlp=3, gathered=1.65, steady=5, buffers=4.7, logit=7.2, held=3.9,
+              fixed=0.3e9),
+    constants=EAGER,
+    overheads=Overheads(
+        launch=4.37e-3, pipelined=0.42e-3, pipelined_rank=2.0e-3, pipelined_nodes=0.395,
+        hop=4.43e-6, gradient_hop=676e-6, activation_share=0.424, gradient_share=0.46, spread=0.206,
+        exposed=0.385, stall=0.826))
+
+# Megatron-Core with Transformer Engine: fused kernels, cross-entropy in place of the fp32 logits.
+MEGATRON_CORE = CodeBase("Megatron-Core", flash=2, fused=True, loss_bytes=EAGER_LOSS,
+                         early_stop=False, kept=Kept(logit=6.0, fixed=0.07e9),
+                         overheads=Overheads(launch=4.9e-3))
+
+# prime-rl: FSDP2 of fp32 parameters, compiled, every layer recomputed. Its fine-tuning computes the
+# loss of whole logits. Its reinforcement learning computes them in pieces, twice, with some 30
+# operations in fp32 (trainer/models/layers/lm_head.py @bdfbfae98): 130 bytes a logit.
+PRIME_RL = CodeBase("prime-rl", flash=3, fused=False, loss_bytes=130, early_stop=True,
+                    recipe="bf16 policy", kept=Kept(logit=0.6, fixed=1e9), constants=EAGER,
+                    overheads=Overheads(launch=4.6e-3))
+PRIME_RL_SFT = replace(PRIME_RL, loss_bytes=60, kept=Kept(logit=18.0, fixed=1e9))
+
+# What a plan computes with where no code base is named: current PyTorch with fused kernels.
+PYTORCH = CodeBase("PyTorch", flash=2, fused=True, loss_bytes=EAGER_LOSS, early_stop=False)
+
+_IN_SOURCE = {"llm-foundry": LLM_FOUNDRY, "torchtitan": TORCHTITAN, "Megatron-LM": MEGATRON,
+              "2104.04473": MEGATRON, "2205.05198": MEGATRON}
+
+
+def code_base(source: str) -> CodeBase:
+    """The code base of a row from its `source`. One that is not in the table is named after the
+    source's first word and computes as current PyTorch does."""
+    for mark, found in _IN_SOURCE.items():
+        if mark in source:
+            return found
+    return CodeBase((source.split() or ["unknown"])[0], flash=2, fused=False,
+                    loss_bytes=EAGER_LOSS, early_stop=True)

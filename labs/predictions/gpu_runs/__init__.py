@@ -1,0 +1,1 @@
+"""Thousands of public runs on real GPUs, what we predict of each, and how far off that is."""

@@ -1,0 +1,118 @@
+"""Rows of Megatron-LM's functional tests: dense GPTs, small ones and one of 15B, on 8 GPUs.
+
+Memory is that of a rank of the pipeline's last stage. What is no dense GPT is refused: T5, BERT,
+experts, latent attention, Mamba, reinforcement learning.
+"""
+
+from collections.abc import Iterator
+
+from labs.predictions.code_bases import MEGATRON_CORE
+from labs.predictions.gpu_runs.run import GpuRun, Unreadable
+from labs.predictions.hardware import gpu
+from labs.predictions.memory.parameters import Shape
+from labs.predictions.plans.job import Job, Plan, impossible
+
+GPUS = 8  # of a test whose recipe is not known: one node
+_CARDS = {"a100": "A100-80", "h100": "H100"}
+_NOT_DENSE = {"num-experts": "experts", "multi-latent-attention": "latent attention",
+              "hybrid-layer-pattern": "Mamba layers", "hybrid-override-pattern": "Mamba layers",
+              "perform-rl-step": "reinforcement learning", "spec": "a layer of its own",
+              "export-kd-cfg": "a teacher beside it", "mtp-num-layers": "further heads",
+              "fp8-format": "products in 8 bits"}
+_WORDS = 50257  # GPT-2's, the tests' tokenizer
+_SENTENCE_PIECE = 256000  # Nemotron's, of the 15B test
+
+
+def runs(content: dict) -> Iterator[GpuRun]:
+    """Every row of the file's content."""
+    for values in content["rows"]:
+        row = dict(zip(content["fields"], values, strict=True))
+        yield _run(row, content["configs"].get(row["test"]))
+
+
+def _run(row, config) -> GpuRun:
+    found = {"id": f"{row['test']} {row['record']}", "source": "Megatron-LM",
+             "kind": "dense GPT", "seconds": row["step_s"] or None,
+             "memory": row["peak_bytes"] or None}
+    try:
+        job, plan = _job(row, config or {})
+        if reason := impossible(job, plan):
+            raise Unreadable(reason)
+    except Unreadable as reason:
+        return GpuRun(**found, refused=str(reason))
+    return GpuRun(**found, job=job, plan=plan, stage=plan.pipeline - 1)
+
+
+def _job(row, config) -> tuple[Job, Plan]:
+    shape = _shape(config, row["test"])
+    if row["platform"] not in (*_CARDS, "gb200", None):
+        raise Unreadable(f"platform {row['platform']!r} is no GPU of the table")
+    sizes = {"tensor": config.get("tensor-model-parallel-size") or 1,
+             "pipeline": config.get("pipeline-model-parallel-size") or 1,
+             "context": config.get("context-parallel-size") or 1}
+    gpus = (row["nodes"] or 0) * (row["gpus_per_node"] or 0) or GPUS
+    each = sizes["tensor"] * sizes["pipeline"] * sizes["context"]
+    data = max(1, gpus // each)
+    batch = config.get("global-batch-size") or int(
+        str(config.get("step-batch-size-schedule") or "0:0").split()[0].split(":")[-1])
+    layers = config.get("num-layers-per-virtual-pipeline-stage")
+    plan = Plan(data, **sizes, sharding=_sharding(config), recompute=_recompute(config),
+                micro_batch=config["micro-batch-size"],
+                chunks=shape.layers // sizes["pipeline"] // layers if layers else 1,
+                sequence_parallel=bool(config.get("sequence-parallel")),
+                stages=_stages(config, shape, sizes["pipeline"]))
+    # A GB200 has no line in the table of GPUs: its memory alone can be asked for.
+    card = gpu(_CARDS.get(row["platform"], "H100"))
+    return Job("Megatron GPT", shape, config.get("seq-length") or 0, batch, card, plan.gpus,
+               flash=_is_fused(row, config), code=MEGATRON_CORE), plan
+
+
+def _shape(config, test) -> Shape:
+    if not test.startswith("gpt/") or not config.get("num-layers"):
+        raise Unreadable(f"{test.split('/')[0]} is no dense GPT")
+    for key, what in _NOT_DENSE.items():
+        if config.get(key):
+            raise Unreadable(f"{key}: it has {what}")
+    hidden, heads = config["hidden-size"], config["num-attention-heads"]
+    is_gated, has_bias = bool(config.get("swiglu")), not config.get("disable-bias-linear")
+    # megatron/training/arguments.py: 2/3 of 4h where the MLP is gated, in steps of 64
+    ffn = config.get("ffn-hidden-size") or (int(4 * hidden * 2 / 3) // 64 * 64 if is_gated
+                                            else 4 * hidden)
+    rotary = config.get("position-embedding-type") == "rope"
+    words = config.get("vocab-size") or (
+        _SENTENCE_PIECE if "SentencePiece" in str(config.get("tokenizer-type")) else _WORDS)
+    step = 128 * (config.get("tensor-model-parallel-size") or 1)
+    return Shape("llama" if is_gated else "gpt2", hidden, config["num-layers"], heads,
+                 config.get("num-query-groups") or heads, config.get("kv-channels")
+                 or hidden // heads, ffn, -(-words // step) * step,
+                 positions=0 if rotary else config["max-position-embeddings"],
+                 tied=not config.get("untie-embeddings-and-output-weights"),
+                 qkv_bias=has_bias, out_bias=has_bias, mlp_bias=has_bias)
+
+
+def _sharding(config) -> str:
+    if config.get("use-megatron-fsdp"):
+        return "FSDP"
+    return "ZeRO-1" if config.get("use-distributed-optimizer") else "DDP"
+
+
+def _recompute(config) -> str:
+    return config.get("recompute-granularity") or "none"
+
+
+def _stages(config, shape, pipeline) -> str | tuple[int, ...]:
+    first, last = (config.get(f"decoder-{end}-pipeline-num-layers") for end in ("first", "last"))
+    if not first or not last or pipeline < 3:
+        return ""
+    middle = (shape.layers - first - last) // (pipeline - 2)
+    return (first, *[middle] * (pipeline - 2), last)
+
+
+def _is_fused(row, config) -> bool:
+    """Whether attention's scores are never written: not in the implementation of its own, nor where
+    a test says so, nor in the older records, whose Transformer Engine had no deterministic
+    kernel."""
+    if config.get("attention-backend") in ("flash", "fused"):
+        return True
+    return not (config.get("attention-backend") == "unfused" or "dracooci" in row["record"]
+                or config.get("transformer-impl") == "local")

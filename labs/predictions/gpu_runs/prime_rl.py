@@ -1,0 +1,66 @@
+"""Rows of prime-rl's benchmark: Qwen3 under FSDP2 with torch.compile, on 1 to 8 GPUs.
+
+Memory is what torch's allocator had reserved. Rows with LoRA, with experts and with activations
+moved to the host are refused.
+"""
+
+from collections.abc import Iterator
+
+from labs.predictions.code_bases import PRIME_RL, PRIME_RL_SFT
+from labs.predictions.gpu_runs.run import GpuRun, Unreadable
+from labs.predictions.hardware import gpu
+from labs.predictions.memory.parameters import Shape
+from labs.predictions.plans.job import Job, Plan, impossible
+from labs.training.memory_categories import GiB
+
+_CARDS = {"H100": "H100", "H200": "H200", "B200": "B200", "A100": "A100-80"}
+
+# Qwen's config.json of each: hidden, layers, heads, kv_heads, head_dim, ffn, tied
+_SIZES = {"Qwen3-0.6B": (1024, 28, 16, 8, 128, 3072, True),
+          "Qwen3-1.7B": (2048, 28, 16, 8, 128, 6144, True),
+          "Qwen3-4B": (2560, 36, 32, 8, 128, 9728, True),
+          "Qwen3-8B": (4096, 36, 32, 8, 128, 12288, False),
+          "Qwen3-14B": (5120, 40, 40, 8, 128, 17408, False),
+          "Qwen3-32B": (5120, 64, 64, 8, 128, 25600, False)}
+_WORDS = 151936
+
+
+def runs(content: dict) -> Iterator[GpuRun]:
+    """Every row of the file's content."""
+    for values in content["rows"]:
+        yield _run(dict(zip(content["fields"], values, strict=True)))
+
+
+def _run(row) -> GpuRun:
+    found = {"id": row["id"], "source": "prime-rl", "kind": "FSDP2",
+             "ran": bool(row["ran"]) or (False if "OutOfMemory" in str(row["error"]) else None),
+             "seconds": row["step_s"] or None if row["ran"] else None,
+             "memory": row["peak_gib"] * GiB if row["ran"] and row["peak_gib"] else None}
+    try:
+        job, plan = _job(row)
+        if reason := impossible(job, plan):
+            raise Unreadable(reason)
+    except Unreadable as reason:
+        return GpuRun(**found, refused=str(reason))
+    return GpuRun(**found, job=job, plan=plan)
+
+
+def _job(row) -> tuple[Job, Plan]:
+    name = row["model"].split("/")[-1].removesuffix("-Instruct-2507").removesuffix("-Base")
+    if name not in _SIZES:
+        raise Unreadable(f"{row['model']} has experts, or its sizes are not known here")
+    if row["lora_rank"]:
+        raise Unreadable("LoRA: most parameters are frozen")
+    if row["checkpointing"] not in ("Recompute", "none", None):
+        raise Unreadable(f"{row['checkpointing']}: activations are moved to the host")
+    card = next((known for mark, known in _CARDS.items() if mark in row["gpu"]), None)
+    if not card:
+        raise Unreadable(f"{row['gpu']} is no GPU of the table")
+    hidden, layers, heads, kv_heads, head_dim, ffn, tied = _SIZES[name]
+    shape = Shape("llama", hidden, layers, heads, kv_heads, head_dim, ffn, _WORDS, tied=tied)
+    context = row["cp"] or 1
+    data = row["gpus"] // context
+    plan = Plan(data, context=context, sharding="FSDP", micro_batch=1,
+                recompute="full" if row["checkpointing"] == "Recompute" else "none")
+    return Job(name, shape, row["sequence"], data * row["micro_batches"], gpu(card), row["gpus"],
+               code=PRIME_RL_SFT if row["type"] == "sft" else PRIME_RL), plan
