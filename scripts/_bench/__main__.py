@@ -20,6 +20,7 @@ BENCHES = {
     "explorer": "the memory explorer: from a slider's move to its drawing",
     "trace": "reading a trace of 100 MB: seconds, and memory at its peak",
     "steptime": "the model of a step's time on published runs that it was not fitted to",
+    "gpu-runs": "the planner on public runs on real GPUs: seconds, memory, what fits, the choice",
     "pipeline": "simulated pipeline schedules on published bubble rates",
     "soak": "500 launches with faults mixed in, in one kernel: what grows",
 }
@@ -27,7 +28,7 @@ BENCHES = {
 
 def main() -> int:
     arguments = check(sys.argv[1:])
-    bench = importlib.import_module(f"_bench.{arguments.bench}")
+    bench = importlib.import_module("_bench." + arguments.bench.replace("-", "_"))
     with _only_json_on_stdout(arguments.json) as out:
         result = bench.run(arguments)
         result["machine"] = f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}"

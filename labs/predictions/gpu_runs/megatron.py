@@ -1,4 +1,4 @@
-"""Rows of Megatron-LM's functional tests: dense GPTs, small ones and one of 15B, on 8 GPUs.
+"""Rows of Megatron-LM's functional tests: dense GPTs, small ones and ones of 7B, on 8 GPUs.
 
 Memory is that of a rank of the pipeline's last stage. What is no dense GPT is refused: T5, BERT,
 experts, latent attention, Mamba, reinforcement learning.
@@ -20,7 +20,7 @@ _NOT_DENSE = {"num-experts": "experts", "multi-latent-attention": "latent attent
               "export-kd-cfg": "a teacher beside it", "mtp-num-layers": "further heads",
               "fp8-format": "products in 8 bits"}
 _WORDS = 50257  # GPT-2's, the tests' tokenizer
-_SENTENCE_PIECE = 256000  # Nemotron's, of the 15B test
+_SENTENCE_PIECE = 256000  # Nemotron's
 
 
 def runs(content: dict) -> Iterator[GpuRun]:
@@ -31,9 +31,10 @@ def runs(content: dict) -> Iterator[GpuRun]:
 
 
 def _run(row, config) -> GpuRun:
+    # A GB200 is not in the table of GPUs, and some records name none: of those memory alone is known
+    seconds = row["step_s"] if row["platform"] in _CARDS else None
     found = {"id": f"{row['test']} {row['record']}", "source": "Megatron-LM",
-             "kind": "dense GPT", "seconds": row["step_s"] or None,
-             "memory": row["peak_bytes"] or None}
+             "kind": "dense GPT", "seconds": seconds or None, "memory": row["peak_bytes"] or None}
     try:
         job, plan = _job(row, config or {})
         if reason := impossible(job, plan):
@@ -53,17 +54,18 @@ def _job(row, config) -> tuple[Job, Plan]:
     gpus = (row["nodes"] or 0) * (row["gpus_per_node"] or 0) or GPUS
     each = sizes["tensor"] * sizes["pipeline"] * sizes["context"]
     data = max(1, gpus // each)
-    batch = config.get("global-batch-size") or int(
-        str(config.get("step-batch-size-schedule") or "0:0").split()[0].split(":")[-1])
+    batch = config.get("global-batch-size")
+    if not batch:
+        raise Unreadable("neither its global batch nor its number of GPUs is known")
     layers = config.get("num-layers-per-virtual-pipeline-stage")
     plan = Plan(data, **sizes, sharding=_sharding(config), recompute=_recompute(config),
                 micro_batch=config["micro-batch-size"],
                 chunks=shape.layers // sizes["pipeline"] // layers if layers else 1,
                 sequence_parallel=bool(config.get("sequence-parallel")),
                 stages=_stages(config, shape, sizes["pipeline"]))
-    # A GB200 has no line in the table of GPUs: its memory alone can be asked for.
     card = gpu(_CARDS.get(row["platform"], "H100"))
-    return Job("Megatron GPT", shape, config.get("seq-length") or 0, batch, card, plan.gpus,
+    name = f"Megatron GPT, {shape.layers} layers of {shape.hidden}, on {card.name}"
+    return Job(name, shape, config.get("seq-length") or 0, batch, card, plan.gpus,
                flash=_is_fused(row, config), code=MEGATRON_CORE), plan
 
 

@@ -24,7 +24,8 @@ def runs(content: dict) -> Iterator[GpuRun]:
 
 
 def _run(row, number, about, models) -> GpuRun:
-    found = {"id": f"nanotron {number}", "source": "nanotron", "kind": _kind(row)}
+    found = {"id": f"nanotron {number}", "source": "nanotron", "kind": _kind(row),
+             "ran": row["status"] == "ran"}
     try:
         job, plan = _job(row, about, models), _plan(row)
         if reason := impossible(job, plan):
@@ -33,9 +34,8 @@ def _run(row, number, about, models) -> GpuRun:
             raise Unreadable("its micro-batches together are not its global batch")
     except Unreadable as reason:
         return GpuRun(**found, refused=str(reason))
-    ran = row["status"] == "ran"
-    tokens = row.get("tokens_per_s_per_gpu")
-    return GpuRun(**found, job=job, plan=plan, ran=ran,
+    ran, tokens = found["ran"], row.get("tokens_per_s_per_gpu")
+    return GpuRun(**found, job=job, plan=plan,
                   seconds=job.batch * job.sequence / tokens / job.gpus if ran and tokens else None,
                   memory=row["memory_gib"] * GiB if ran and row.get("memory_gib") else None)
 

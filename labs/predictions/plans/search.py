@@ -15,13 +15,13 @@ FEWEST_TOKENS = 1024  # of a sequence on a context rank: shorter pieces cannot h
 def step_parts(job: Job, plan: Plan) -> StepTime:
     """Seconds of a step by cause, by the model of notebook 06. Raises ValueError where the plan
     cannot be run."""
-    return step_time(training_run(job, plan))
+    return step_time(training_run(job, plan), job.code.constants)
 
 
 @functools.cache
 def step_seconds(job: Job, plan: Plan) -> float:
     """Seconds of a step: all its causes together."""
-    return step_time(training_run(job, plan)).total
+    return step_parts(job, plan).total
 
 
 @functools.cache  # to list them takes seconds, and a table asks for a job's plans eight times

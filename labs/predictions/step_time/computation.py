@@ -44,6 +44,10 @@ class LayerTime:
         return LayerTime(self.matmul + other.matmul, self.attention + other.attention,
                          self.memory + other.memory)
 
+    def scaled(self, factor: float) -> "LayerTime":
+        """The same kernels, each `factor` times as long."""
+        return LayerTime(factor * self.matmul, factor * self.attention, factor * self.memory)
+
 
 def matmul_rate(run: TrainingRun, constants: Constants) -> float:
     """FLOP/s of a large product, in 16 bits or in TF32."""
@@ -65,8 +69,8 @@ def layer_times(run: TrainingRun, constants: Constants) -> tuple[LayerTime, Laye
     memory = _memory_seconds(run, constants)
     attention = _attention_seconds(run, constants)
     forward = LayerTime(products, attention[0], memory[0])
-    backward = LayerTime(2 * products, attention[1], memory[1])
-    return forward, backward + _recomputed(run, forward)
+    backward = LayerTime(2 * products, attention[1], memory[1]) + _recomputed(run, forward)
+    return forward.scaled(run.overheads.kernels), backward.scaled(run.overheads.kernels)
 
 
 def _product_seconds(rows, inputs, outputs, rate, constants) -> float:
@@ -127,7 +131,8 @@ def head_times(run: TrainingRun, constants: Constants) -> LayerTime:
     rate = matmul_rate(run, constants)
     # one forward, two backward: gradients of the input and of the weights
     products = 3 * _product_seconds(run.tokens, run.hidden, vocabulary, rate, constants)
-    return LayerTime(products, 0, run.loss_bytes * run.tokens * vocabulary / memory_rate(run))
+    memory = run.loss_bytes * run.tokens * vocabulary / memory_rate(run)
+    return LayerTime(products, 0, memory).scaled(run.overheads.kernels)
 
 
 def launch_wait(run: TrainingRun, busy: float) -> float:
@@ -151,7 +156,7 @@ def optimizer_seconds(run: TrainingRun) -> float:
     own = (run.stage_layers * run.layer_parameters + run.embedding_parameters) / shards
     if run.offload:
         return HOST_OPTIMIZER_BYTES * own / (run.host_bandwidth * MEMORY_SHARE)
-    return run.overheads.optimizer * OPTIMIZER_BYTES * own / memory_rate(run)
+    return OPTIMIZER_BYTES * own / memory_rate(run)
 
 
 def _precision_share(run) -> float:

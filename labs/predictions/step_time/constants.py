@@ -61,7 +61,8 @@ class Overheads:
     exposed: share of gradients' all-reduce under DDP that backward does not hide.
     stall: seconds that a pipeline's micro-batch waits on 64 nodes, half of that on 32, and none on
         fewer: there half of the measured runs, with no setting that tells which.
-    optimizer: of the bytes that AdamW moves, those moved in fact.
+    kernels: seconds of the kernels, over what they would take: 1 but where a measured run says
+        otherwise (`labs.predictions.plans.calibration`).
     """
 
     launch: float = 0.0
@@ -75,7 +76,7 @@ class Overheads:
     spread: float = 0.0
     exposed: float = 1.0
     stall: float = 0.0
-    optimizer: float = 1.0
+    kernels: float = 1.0
 
 
 FLASH_SHARE = {("A100", 1): 0.325, ("A100", 2): 0.615, ("H100", 1): 0.175, ("H100", 2): 0.35,
