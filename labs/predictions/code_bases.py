@@ -15,8 +15,8 @@ from labs.predictions.step_time.constants import FITTED, Constants, Overheads
 class Kept:
     """What a code base keeps on a rank beside the states of its recipe.
 
-    hidden, mlp: copies, in 16 bits, of the residual stream and of the MLP's width that a layer
-        saves for backward; 0: as `labs.predictions.plans.memory` counts them for the family.
+    hidden, key, mlp: copies, in 16 bits, of the residual stream, of the keys' width and of the
+        MLP's that a layer saves for backward; hidden 0: as `labs.predictions.plans.memory` counts them for the family.
     gathered: copies of the residual stream, not cut over tensor-parallel ranks, that a layer saves
         where there is no pipeline. steady: the same in a pipeline with more micro-batches than
         stages, of one micro-batch, up to 4 tensor-parallel ranks (with more, half of the rows have
@@ -27,6 +27,7 @@ class Kept:
     """
 
     hidden: float = 0.0
+    key: float = 0.0
     mlp: float = 0.0
     gathered: float = 0.0
     steady: float = 0.0
@@ -91,7 +92,7 @@ NANOTRON = CodeBase(
 # Megatron-Core with Transformer Engine: fused kernels, cross-entropy in place of the fp32 logits.
 MEGATRON_CORE = CodeBase("Megatron-Core", flash=2, fused=True, loss_bytes=EAGER_LOSS,
                          early_stop=False, kept=Kept(logit=6.0, fixed=0.07e9),
-                         overheads=Overheads(launch=4.9e-3))
+                         overheads=Overheads(launch=4.55e-3, step=0.012))
 
 # prime-rl: FSDP2 of fp32 parameters, compiled, every layer recomputed. Its fine-tuning computes the
 # loss of whole logits. Its reinforcement learning computes them in pieces, twice, with some 30
@@ -105,8 +106,10 @@ PRIME_RL_SFT = replace(PRIME_RL, loss_bytes=60, kept=Kept(logit=18.0, fixed=1e9)
 # bases that were fitted take, 4.4 and 4.9 ms.
 PYTORCH = CodeBase("PyTorch, compiled", flash=2, fused=True, loss_bytes=EAGER_LOSS,
                    early_stop=False, overheads=Overheads(launch=4.6e-3))
-PYTORCH_EAGER = replace(PYTORCH, name="PyTorch, eager", fused=False, loss_bytes=44,
-                        constants=EAGER)
+# Eager: a Llama of transformers saves 8 copies of the stream, 3 of the keys and 3 of the MLP, which
+# the recorder of labs.predictions.memory counts tensor by tensor (tests/predictions/test_plans.py).
+PYTORCH_EAGER = replace(PYTORCH, name="PyTorch, eager", fused=False, loss_bytes=44, early_stop=True,
+                        constants=EAGER, kept=Kept(hidden=8, key=3, mlp=3))
 
 CODE_BASES = {code.name: code for code in (
     PYTORCH_EAGER, PYTORCH, NANOTRON, MEGATRON_CORE, PRIME_RL, TORCHTITAN)}

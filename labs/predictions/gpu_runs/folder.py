@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from labs.predictions.gpu_runs import megatron, nanotron, prime_rl
+from labs.predictions.gpu_runs import megatron, nanotron, prime_rl, workbook
 from labs.predictions.gpu_runs.run import GpuRun
 
 ROWS = Path(__file__).with_name("rows")
@@ -12,7 +12,8 @@ ROWS = Path(__file__).with_name("rows")
 measured and what is known to be wrong with it says the file's `about`."""
 
 READERS: dict[str, Callable[[dict], Iterator[GpuRun]]] = {
-    "nanotron": nanotron.runs, "Megatron-LM": megatron.runs, "prime-rl": prime_rl.runs}
+    "nanotron": nanotron.runs, "Megatron-LM": megatron.runs, "prime-rl": prime_rl.runs,
+    "this workbook": workbook.runs}
 
 
 class FolderError(ValueError):

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from labs.predictions.code_bases import PYTORCH
+from labs.predictions.code_bases import PYTORCH, PYTORCH_EAGER, CodeBase, Kept
 from labs.predictions.gpu_runs.fit import (
     MEMORY,
     SECONDS,
@@ -63,17 +63,23 @@ def _kinds(quantity: Quantity) -> dict[str, list[float]]:
 def _new(quantity: Quantity) -> list[float]:
     """Log errors of each code base's rows as if it were not known, as many of each."""
     each = []
-    for source in ("nanotron", "Megatron-LM", "prime-rl"):
+    for source in ("nanotron", "Megatron-LM", "prime-rl", "this workbook"):
         runs = [run for run in measured_runs(source, quantity)
                 if quantity is MEMORY or run.plan.pipeline == 1 and run.plan.tensor <= 8]
-        # what the code base keeps for a parameter is known; what it does beside that is not
-        plain = [replace(run, job=replace(run.job, code=replace(
-            PYTORCH, recipe=run.job.code.recipe, stages=run.job.code.stages))) for run in runs]
+        plain = [replace(run, job=replace(run.job, code=_unknown(run.job.code))) for run in runs]
         each.append(log_errors(plain, quantity).tolist())
     if quantity is SECONDS:
         each += _published()
     size = min(max(len(errors) for errors in each), 200)
     return [error for errors in each for error in np.quantile(errors, np.linspace(0, 1, size))]
+
+
+def _unknown(code) -> CodeBase:
+    """PyTorch with what anybody can know of a code base: what it keeps for a parameter and a logit,
+    how it cuts stages, and whether it is compiled."""
+    base = PYTORCH if code.fused else PYTORCH_EAGER
+    return replace(base, recipe=code.recipe, stages=code.stages, 
+                   kept=replace(base.kept, logit=code.kept.logit))
 
 
 def _published() -> list[list[float]]:

@@ -7,8 +7,6 @@ compare with autograd's own list of saved tensors, to the byte.
 """
 
 from labs.predictions.memory.recipes import Recipe, recipe_of
-from labs.predictions.memory.recorder import Mode
-from labs.predictions.memory.scaled_step import Step
 
 _LOSS = 4  # bytes: the loss itself is held too, but not by autograd
 
@@ -41,6 +39,10 @@ def saved(config, *, batch: int, sequence: int, recipe: str | Recipe = "fp32",
           attention: str = "sdpa", device: str = "cpu") -> dict[str, float]:
     """Part -> bytes that autograd keeps at the end of forward, without checkpointing: "embedding",
     "blocks", "head" (with the final norm and the loss)."""
+    # importing the recorder takes torch two seconds, and closed forms are asked for without it
+    from labs.predictions.memory.recorder import Mode
+    from labs.predictions.memory.scaled_step import Step
+
     mode = Mode(recipe_of(recipe).compute, "none", attention, device)
     found = Step(config, batch, sequence, mode).saved()
     return {"embedding": found["outside"], "blocks": found["blocks"],

@@ -51,7 +51,8 @@ def layer_activations(job: Job, plan: Plan) -> float:
     if plan.recompute == "full":
         return 2 * plan.micro_batch * tokens * shape.hidden / plan.tensor
     if kept.hidden:
-        own = (kept.hidden * shape.hidden + kept.mlp * shape.ffn) / plan.tensor
+        own = (kept.hidden * shape.hidden + kept.key * shape.key
+               + kept.mlp * shape.ffn) / plan.tensor
         whole = kept.gathered * shape.hidden * (plan.tensor > 1) * (plan.pipeline == 1)
         return 2 * plan.micro_batch * tokens * (own + whole)
     if shape.family == "gpt2":

@@ -51,7 +51,8 @@ class Overheads:
 
     launch: seconds that the host takes to start the kernels of a layer, forward and backward, for
         one micro-batch. The GPU waits where it would be done sooner.
-    pipelined: further ones in a pipeline; pipelined_rank: further ones there for each rank of a
+    step: seconds of the host in each step, whatever it computes: data, clipping, optimizer, log.
+    pipelined: seconds of `launch` beyond it in a pipeline; pipelined_rank: further ones there for each rank of a
         tensor-parallel group, since sends and collectives are started in turn.
     pipelined_nodes: those grow as (nodes of the group)^pipelined_nodes.
     hop, gradient_hop: seconds per step of a ring that leaves a node, for activations and for
@@ -66,6 +67,7 @@ class Overheads:
     """
 
     launch: float = 0.0
+    step: float = 0.0
     pipelined: float = 0.0
     pipelined_rank: float = 0.0
     pipelined_nodes: float = 0.0

@@ -72,6 +72,8 @@ def parts_of(run: TrainingRun, constants: Constants = FITTED) -> list[Part]:
         Part("activations to the next stage", "pipeline",
              batches * communication.pipeline_seconds(run, constants), 0.0),
         Part("host starting kernels", "launch", often * launch_wait(run, busy)),
+        Part("host between steps", "launch",
+             run.overheads.step * run.gpu.generation.host, in_stage=False),
         Part("stalls of the pipeline", "stall", _stalls(run), in_stage=False),
         Part("product of the head", "matmul", heads * head.matmul, in_stage=False),
         Part("memory traffic of the loss", "memory", heads * head.memory, in_stage=False),

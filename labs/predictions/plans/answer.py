@@ -1,0 +1,161 @@
+"""What a job takes by a plan: memory of each stage, seconds by cause, dollars, and how sure it is."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+
+from labs.predictions import hardware
+from labs.predictions.cost.prices import MACHINES, Machine
+from labs.predictions.memory.parameters import count
+from labs.predictions.plans.intervals import Factors, memory_factors, seconds_factors
+from labs.predictions.plans.job import Job, Plan, impossible
+from labs.predictions.plans.memory import fits, largest_rank, rank_memory
+from labs.predictions.plans.search import has_settings, plans, step_parts
+from labs.predictions.step_time import StepTime
+from labs.predictions.step_time.efficiency import flops_per_token, utilization
+
+LAUNCH_BOUND = 0.2  # share of the step that the GPU waits for the host to start kernels
+NAMES = {"matmul": "matrix products", "attention": "attention", "memory": "memory traffic",
+         "tensor": "tensor-parallel collectives", "context": "keys and values sent",
+         "sharding": "parameters gathered, gradients reduced", "all_reduce": "gradients all-reduced",
+         "pipeline": "activations sent on", "bubble": "the pipeline's bubble",
+         "host": "copies and AdamW on the host", "launch": "the host starting kernels",
+         "stall": "stalls of the pipeline"}
+"""Cause of seconds, as `StepTime` names it -> in words."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """job, plan: what was asked. All sizes in bytes, all times in seconds."""
+
+    job: Job
+    plan: Plan
+
+    @cached_property
+    def stages(self) -> dict[int, dict[str, float]]:
+        """Pipeline stage -> part -> bytes at the peak of one of its ranks."""
+        return {stage: {part: size for part, size in rank_memory(
+            self.job, self.plan, stage).items() if size} for stage in range(self.plan.pipeline)}
+
+    @property
+    def largest(self) -> tuple[int, float]:
+        """(stage, bytes) of the rank that holds most."""
+        stage, parts = largest_rank(self.job, self.plan)
+        return stage, sum(parts.values())
+
+    @property
+    def overhead(self) -> float:
+        """Bytes that CUDA and NCCL take beside tensors."""
+        return hardware.overhead(self.job.gpus)
+
+    @property
+    def is_feasible(self) -> bool:
+        """Whether the largest rank fits."""
+        return fits(self.job, self.plan)
+
+    @cached_property
+    def seconds(self) -> StepTime:
+        """Seconds of a step by cause."""
+        return step_parts(self.job, self.plan)
+
+    @property
+    def memory_factors(self) -> Factors:
+        """How far measured memory was from such a prediction."""
+        return memory_factors(self.job, self.plan)
+
+    @property
+    def seconds_factors(self) -> Factors:
+        """How far measured seconds were from such a prediction."""
+        return seconds_factors(self.job, self.plan)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all GPUs together."""
+        return self.job.batch * self.job.sequence / self.seconds.total
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilization, 0 to 1: 6N + 12·L·h·s FLOPs per token."""
+        shape = self.job.shape
+        flops = flops_per_token(count(shape), shape.layers, shape.hidden, self.job.sequence)
+        return utilization(flops, self.tokens_per_s / self.job.gpus, self.job.gpu.flops)
+
+    @property
+    def is_launch_bound(self) -> bool:
+        """Whether the GPU waits for the host in a fifth of the step or more."""
+        return self.seconds.launch >= LAUNCH_BOUND * self.seconds.total
+
+    @property
+    def machine(self) -> Machine | None:
+        """The cheapest machine to rent with the job's GPU, on demand; None where none is known."""
+        known = [machine for machine in MACHINES.values() if machine.gpu == self.job.gpu.name]
+        return min(known, key=lambda machine: machine.dollars, default=None)
+
+    @property
+    def dollars_per_step(self) -> float | None:
+        """Of all GPUs, at the machine's price; None where there is none."""
+        return self.machine and (
+            self.machine.dollars * self.job.gpus * self.seconds.total / 3600)
+
+    def causes(self) -> list[tuple[str, float]]:
+        """(cause in words, seconds), the longest first, of those that take a hundredth or more."""
+        found = [(NAMES[name], value) for name, value in vars(self.seconds).items()
+                 if value >= 0.01 * self.seconds.total]
+        return sorted(found, key=lambda one: -one[1])
+
+    def as_json(self) -> dict:
+        """Everything, in bytes, seconds, dollars and shares."""
+        stage, most = self.largest
+        low, high = self.seconds_factors.of(self.seconds.total)
+        least, greatest = self.memory_factors.of(most)
+        return {
+            "plan": vars(self.plan), "fits": self.is_feasible,
+            "memory": {"stages": self.stages, "largest_stage": stage, "largest": most,
+                       "low": least, "high": greatest, "cuda_and_nccl": self.overhead,
+                       "card": self.job.gpu.usable, "rows": self.memory_factors.kind},
+            "seconds": {"total": self.seconds.total, "causes": vars(self.seconds), "low": low,
+                        "high": high, "rows": self.seconds_factors.kind},
+            "tokens_per_s": self.tokens_per_s, "mfu": self.mfu,
+            "launch_bound": self.is_launch_bound, "dollars_per_step": self.dollars_per_step,
+            "machine": self.machine and self.machine.name, "command": command(self.job, self.plan)}
+
+
+def command(job: Job, plan: Plan) -> str:
+    """The command line that trains by this plan with the workbook's script, on each node; empty
+    where that script has no such plan."""
+    if plan.gpus != plan.data or plan.sharding not in ("DDP", "FSDP"):
+        return ""
+    nodes = -(-job.gpus // job.gpus_per_node)
+    local = min(job.gpus, job.gpus_per_node)
+    where = "--standalone" if nodes == 1 else (
+        f"--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500")
+    return (f"torchrun {where} --nproc-per-node {local} solutions/scripts/train.py "
+            f"--strategy {plan.sharding.lower()} --batch {plan.micro_batch} "
+            f"--layers {job.shape.layers} --hidden {job.shape.hidden}")
+
+
+def fastest_answers(job: Job, settings: Mapping[str, object], count: int = 3) -> list[Answer]:
+    """The fastest plans that fit and have these settings, no two of one kind: the same sharding, and
+    tensor, pipeline and context parallelism both or neither."""
+    timed = sorted(((step_parts(job, plan).total, number, plan)
+                    for number, plan in enumerate(plans(job)) if has_settings(plan, settings)),
+                   key=lambda one: one[:2])
+    fitting = (plan for _, _, plan in timed if fits(job, plan))
+    return [Answer(job, plan) for plan in islice(_different(fitting), count)]
+
+
+def _different(found: Iterable[Plan]):
+    seen = set()
+    for plan in found:
+        key = plan.sharding, plan.tensor > 1, plan.pipeline > 1, plan.context > 1
+        if key not in seen:
+            seen.add(key)
+            yield plan
+
+
+def one_answer(job: Job, plan: Plan) -> Answer:
+    """The answer for one plan. Raises ValueError, in a sentence, where it cannot be run."""
+    if reason := impossible(job, plan):
+        raise ValueError(reason)
+    return Answer(job, plan)
