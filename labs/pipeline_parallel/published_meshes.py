@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 
 from labs.checks.verdicts import shows
 from labs.pictures.tables import Table
+from labs.predictions.code_bases import MEGATRON
 from labs.predictions.plans.job import Job, Plan
 from labs.predictions.plans.known_jobs import JOBS
 from labs.predictions.plans.search import step_parts, step_seconds
-from labs.predictions.code_bases import MEGATRON
 from labs.predictions.step_time.efficiency import attention_flops, six_nd
 from labs.predictions.step_time.published_runs import error_percent
 

@@ -16,7 +16,8 @@ class Kept:
     """What a code base keeps on a rank beside the states of its recipe.
 
     hidden, key, mlp: copies, in 16 bits, of the residual stream, of the keys' width and of the
-        MLP's that a layer saves for backward; hidden 0: as `labs.predictions.plans.memory` counts them for the family.
+        MLP's that a layer saves for backward; hidden 0: as `labs.predictions.plans.memory` counts
+        them for the family.
     gathered: copies of the residual stream, not cut over tensor-parallel ranks, that a layer saves
         where there is no pipeline. steady: the same in a pipeline with more micro-batches than
         stages, of one micro-batch, up to 4 tensor-parallel ranks (with more, half of the rows have
@@ -102,8 +103,8 @@ PRIME_RL = CodeBase("prime-rl", flash=3, fused=False, loss_bytes=130, early_stop
                     overheads=Overheads(launch=4.6e-3))
 PRIME_RL_SFT = replace(PRIME_RL, loss_bytes=60, kept=Kept(logit=18.0, fixed=1e9))
 
-# What a plan computes with where no code base is named. The host starts a layer in what the two code
-# bases that were fitted take, 4.4 and 4.9 ms.
+# What a plan computes with where no code base is named. The host starts a layer in what it takes in
+# the two code bases that were fitted, 4.4 and 4.55 ms.
 PYTORCH = CodeBase("PyTorch, compiled", flash=2, fused=True, loss_bytes=EAGER_LOSS,
                    early_stop=False, overheads=Overheads(launch=4.6e-3))
 # Eager: a Llama of transformers saves 8 copies of the stream, 3 of the keys and 3 of the MLP, which

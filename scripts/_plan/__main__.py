@@ -65,7 +65,7 @@ def gpus(text):
     """(count, name) from 64xH100."""
     found = re.match(r"(\d+) *[x×] *(\S+)$", text)
     if not found or not int(found.group(1)):
-        raise argparse.ArgumentTypeError("{!r} is not of the kind 64xH100".format(text))
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the kind 64xH100")
     return int(found.group(1)), found.group(2)
 
 
@@ -83,7 +83,7 @@ def main():
         question = asked.question(arguments)
         answers = asked.answers(question)
     except ValueError as error:
-        print("scripts/plan: {}".format(error), file=sys.stderr)
+        print(f"scripts/plan: {error}", file=sys.stderr)
         return 1
     if arguments.json:
         print(json.dumps(printed.as_json(question, answers)))

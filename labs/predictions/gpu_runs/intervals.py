@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from labs.predictions.code_bases import PYTORCH, PYTORCH_EAGER, CodeBase, Kept
+from labs.predictions.code_bases import PYTORCH, PYTORCH_EAGER, CodeBase
 from labs.predictions.gpu_runs.fit import (
     MEMORY,
     SECONDS,
@@ -78,7 +78,7 @@ def _unknown(code) -> CodeBase:
     """PyTorch with what anybody can know of a code base: what it keeps for a parameter and a logit,
     how it cuts stages, and whether it is compiled."""
     base = PYTORCH if code.fused else PYTORCH_EAGER
-    return replace(base, recipe=code.recipe, stages=code.stages, 
+    return replace(base, recipe=code.recipe, stages=code.stages,
                    kept=replace(base.kept, logit=code.kept.logit))
 
 

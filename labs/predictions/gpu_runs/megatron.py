@@ -31,7 +31,7 @@ def runs(content: dict) -> Iterator[GpuRun]:
 
 
 def _run(row, config) -> GpuRun:
-    # A GB200 is not in the table of GPUs, and some records name none: of those memory alone is known
+    # A GB200 is not in the table of GPUs, and some records name none: there only memory is known.
     seconds = row["step_s"] if row["platform"] in _CARDS else None
     found = {"id": f"{row['test']} {row['record']}", "source": "Megatron-LM",
              "kind": "dense GPT", "seconds": seconds or None, "memory": row["peak_bytes"] or None}

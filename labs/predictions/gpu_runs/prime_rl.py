@@ -62,5 +62,6 @@ def _job(row) -> tuple[Job, Plan]:
     data = row["gpus"] // context
     plan = Plan(data, context=context, sharding="FSDP", micro_batch=1,
                 recompute="full" if row["checkpointing"] == "Recompute" else "none")
-    return Job(f"{name}, {row['type']}", shape, row["sequence"], data * row["micro_batches"], gpu(card), row["gpus"],
+    return Job(f"{name}, {row['type']}", shape, row["sequence"],
+               data * row["micro_batches"], gpu(card), row["gpus"],
                code=PRIME_RL_SFT if row["type"] == "sft" else PRIME_RL), plan

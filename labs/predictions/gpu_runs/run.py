@@ -14,8 +14,8 @@ class GpuRun:
     """A row of a folder of runs.
 
     id: of the row. source: the file that it is from. kind: what it is a row of, such as "TP and
-    PP". seconds: of a step, or None; memory: bytes at the peak of a rank of `stage`, or None. ran: whether it ran, None where it
-    failed for another reason than memory.
+    PP". seconds: of a step, or None; memory: bytes at the peak of a rank of `stage`, or None. ran:
+    whether it ran, None where it failed for another reason than memory.
     job, plan: None where the planner cannot be asked, and `refused` says why.
     """
 

@@ -1,4 +1,4 @@
-"""What a job takes by a plan: memory of each stage, seconds by cause, dollars, and how sure it is."""
+"""What a job takes by a plan: memory by stage, seconds by cause, dollars, and how sure it is."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,8 @@ from labs.predictions.step_time.efficiency import flops_per_token, utilization
 LAUNCH_BOUND = 0.2  # share of the step that the GPU waits for the host to start kernels
 NAMES = {"matmul": "matrix products", "attention": "attention", "memory": "memory traffic",
          "tensor": "tensor-parallel collectives", "context": "keys and values sent",
-         "sharding": "parameters gathered, gradients reduced", "all_reduce": "gradients all-reduced",
+         "sharding": "parameters gathered, gradients reduced",
+         "all_reduce": "gradients all-reduced",
          "pipeline": "activations sent on", "bubble": "the pipeline's bubble",
          "host": "copies and AdamW on the host", "launch": "the host starting kernels",
          "stall": "stalls of the pipeline"}
@@ -136,8 +137,8 @@ def command(job: Job, plan: Plan) -> str:
 
 
 def fastest_answers(job: Job, settings: Mapping[str, object], count: int = 3) -> list[Answer]:
-    """The fastest plans that fit and have these settings, no two of one kind: the same sharding, and
-    tensor, pipeline and context parallelism both or neither."""
+    """The fastest plans that fit and have these settings, no two of one kind: of one sharding, and
+    both with or both without tensor, pipeline and context parallelism."""
     timed = sorted(((step_parts(job, plan).total, number, plan)
                     for number, plan in enumerate(plans(job)) if has_settings(plan, settings)),
                    key=lambda one: one[:2])

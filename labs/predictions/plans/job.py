@@ -21,8 +21,9 @@ SCHEDULES = ("1F1B", "ZB-H1")
 class Job:
     """shape: of the model. batch: sequences of one optimizer step, on all GPUs together. sequence:
     tokens. recipe: bytes of states for each parameter; None: the code base's. flash: whether
-    attention's scores are never written to memory. code: the code base that trains. adapters: network cards of a node, which its GPUs share; adapter: bytes/s of
-    one, 0 means the usual one. 8 cards for 8 GPUs is what DGX A100 and DGX H100 have, and what
+    attention's scores are never written to memory. code: the code base that trains.
+    adapters: network cards of a node, which its GPUs share; adapter: bytes/s of one, 0 means the
+    usual one. 8 cards for 8 GPUs is what DGX A100 and DGX H100 have, and what
     Llama 3's 400 Gbit/s for each GPU are."""
 
     name: str

@@ -58,7 +58,8 @@ def layer_activations(job: Job, plan: Plan) -> float:
     if shape.family == "gpt2":
         scores = "selective" if job.flash else plan.recompute
         return korthikanti(plan.micro_batch, tokens, shape.hidden, shape.heads,
-                           tensor_parallel=plan.tensor, sequence_parallel=plan.sequence_parallel, recompute=scores)
+                           tensor_parallel=plan.tensor, recompute=scores,
+                           sequence_parallel=plan.sequence_parallel)
     widths = 6 * shape.hidden + 2 * shape.key + 3 * shape.ffn
     return 2 * plan.micro_batch * tokens * widths / plan.tensor
 

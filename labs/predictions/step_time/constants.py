@@ -52,8 +52,8 @@ class Overheads:
     launch: seconds that the host takes to start the kernels of a layer, forward and backward, for
         one micro-batch. The GPU waits where it would be done sooner.
     step: seconds of the host in each step, whatever it computes: data, clipping, optimizer, log.
-    pipelined: seconds of `launch` beyond it in a pipeline; pipelined_rank: further ones there for each rank of a
-        tensor-parallel group, since sends and collectives are started in turn.
+    pipelined: further seconds of the kind of `launch` in a pipeline; pipelined_rank: further ones
+        there for each rank of a tensor-parallel group, since sends and collectives start in turn.
     pipelined_nodes: those grow as (nodes of the group)^pipelined_nodes.
     hop, gradient_hop: seconds per step of a ring that leaves a node, for activations and for
         gradients.

@@ -8,8 +8,8 @@ import itertools
 import re
 from dataclasses import replace
 
-from labs.predictions.hardware import GPU, GPUS
 from labs.predictions.code_bases import FUSED_LOSS, MEGATRON, CodeBase
+from labs.predictions.hardware import GPU, GPUS
 from labs.predictions.step_time.training_run import TrainingRun
 
 _NEEDED = ("n_layers", "hidden", "n_heads", "vocab", "gpu", "gpus", "seq_len", "micro_batch")

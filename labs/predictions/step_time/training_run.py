@@ -10,8 +10,9 @@ from labs.predictions.step_time.constants import Overheads
 class TrainingRun:
     """A transformer, a batch, GPUs, and how the work is spread over them.
 
-    kv_hidden: width of keys, as of values. query: that of queries, where it is not hidden's. mlp_matrices: 2, or 3 if the MLP is gated. micro_batch
-    and accumulation: sequences, and micro-batches of one step, per data-parallel group.
+    kv_hidden: width of keys, as of values. query: that of queries, where it is not hidden's.
+    mlp_matrices: 2, or 3 if the MLP is gated. micro_batch and accumulation: sequences, and
+    micro-batches of one step, per data-parallel group.
     power: watts, or 0 for the data sheet's. network: bytes/s of network adapters per GPU.
     sharding: ZeRO stage 0, 2 or 3; 2 is gathered once, 3 for forward and for backward. shards:
     ranks that parameters are cut over (all data-parallel ones unless hybrid). recompute: "none",

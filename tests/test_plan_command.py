@@ -1,0 +1,149 @@
+"""scripts/plan: what a job will take, asked as a user asks it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from _plan import __main__ as command
+
+from labs.predictions.plans.models import NoModel, shape_named
+
+
+def ask(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr(sys, "argv", ["plan", *arguments])
+    code = command.main()
+    return code, *capsys.readouterr()
+
+
+def test_three_plans_are_proposed_each_with_its_limit_and_its_interval(monkeypatch, capsys):
+    code, out, _ = ask(monkeypatch, capsys, "Llama-3-8B", "--gpus", "64xH100")
+    assert code == 0
+    for number in (1, 2, 3):
+        assert f"\n{number}  " in out
+    assert out.count("80 % of") == 6 and out.count("what takes most is") == 3
+    assert "sequences a step, of all GPUs together (--batch)" in out
+    assert "tokens/s" in out and "MFU" in out and "a GPU and hour" in out
+    assert all(len(line) <= 100 for line in out.splitlines())
+
+
+def test_json_has_the_same_answers(monkeypatch, capsys):
+    code, out, _ = ask(monkeypatch, capsys, "Llama-3-8B", "--gpus", "64xH100", "--json")
+    found = json.loads(out)
+    assert code == 0 and len(found["answers"]) == 3
+    for answer in found["answers"]:
+        seconds, memory = answer["seconds"], answer["memory"]
+        assert seconds["low"] < seconds["total"] < seconds["high"]
+        assert sum(seconds["causes"].values()) == pytest.approx(seconds["total"])
+        assert memory["largest"] == pytest.approx(max(
+            sum(parts.values()) for parts in memory["stages"].values()))
+        assert answer["fits"] and memory["largest"] + memory["cuda_and_nccl"] <= memory["card"]
+    totals = [answer["seconds"]["total"] for answer in found["answers"]]
+    assert totals == sorted(totals)
+
+
+def test_sizes_that_are_given_are_kept(monkeypatch, capsys):
+    code, out, _ = ask(monkeypatch, capsys, "Llama-3-70B", "--gpus", "512xH100", "--tp", "8",
+                       "--pp", "4", "--batch", "1024", "--sequence", "8192", "--json")
+    plans = [answer["plan"] for answer in json.loads(out)["answers"]]
+    assert code == 0 and plans
+    assert all((plan["tensor"], plan["pipeline"]) == (8, 4) for plan in plans)
+
+
+def test_a_whole_plan_has_one_answer_and_a_command_line(monkeypatch, capsys):
+    code, out, _ = ask(monkeypatch, capsys, "GPT-2", "--gpus", "8xA100-80", "--tp", "1",
+                       "--micro-batch", "1", "--sharding", "DDP", "--recompute", "none",
+                       "--batch", "64", "--sequence", "1024")
+    assert code == 0 and "launch-bound" in out
+    assert "torchrun --standalone --nproc-per-node 8 solutions/scripts/train.py" in " ".join(
+        out.split())
+
+
+def test_the_command_line_is_one_that_the_script_takes(monkeypatch, capsys):
+    _, out, _ = ask(monkeypatch, capsys, "GPT-2", "--gpus", "1xA100-80", "--micro-batch", "1",
+                    "--sharding", "DDP", "--recompute", "none", "--batch", "4", "--json")
+    line = json.loads(out)["answers"][0]["command"].split()
+    script = line.index("solutions/scripts/train.py")
+    found = subprocess.run([sys.executable, line[script], "--help"], capture_output=True, text=True)
+    given = [word for word in line[script:] if word.startswith("--")]
+    assert given and all(word in found.stdout for word in given)
+
+
+def test_each_stage_of_a_pipeline_is_named_with_its_parts(monkeypatch, capsys):
+    code, out, _ = ask(monkeypatch, capsys, "Llama-3-8B", "--gpus", "16xH100", "--tp", "2", "--pp",
+                       "4", "--micro-batch", "1", "--sharding", "ZeRO-1", "--recompute", "full",
+                       "--code", "nanotron", "--batch", "64", "--stages", "9,8,8,7")
+    assert code == 0
+    assert [f"stage {stage}" in out for stage in range(4)] == [True] * 4
+    assert "nanotron, pipeline, up to 64 GPUs" in out
+
+
+@pytest.mark.parametrize("arguments, says", [
+    (("Llama-9", "--gpus", "8xH100"), "no model 'Llama-9': choose GPT-2"),
+    (("GPT-2", "--gpus", "8xH900"), "no GPU 'H900' in the table"),
+    (("GPT-2", "--gpus", "8xH100", "--code", "jax"), "no code base 'jax': choose"),
+    (("GPT-2", "--gpus", "8xH100", "--recipe", "int4"), "no recipe 'int4'"),
+    (("GPT-2", "--gpus", "8xH100", "--tp", "3", "--sharding", "DDP", "--recompute", "none",
+      "--micro-batch", "1"), "is 6 GPUs, the job has 8"),
+    (("GPT-2", "--gpus", "8xH100", "--tp", "8", "--sharding", "DDP", "--recompute", "none",
+      "--micro-batch", "1", "--batch", "8"), "12 query heads cannot be divided by 8"),
+    (("GPT-2", "--gpus", "8xH100", "--calibrate", "nothing.json"), "is no measured step such as"),
+    (("nobody/nothing", "--gpus", "8xH100"), "the hub gave no config.json")])
+def test_bad_input_gets_one_sentence(monkeypatch, capsys, tmp_path, arguments, says):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    code, out, err = ask(monkeypatch, capsys, *arguments)
+    assert code == 1 and says in err and not out
+    assert err.startswith("scripts/plan: ") and err.count("\n") == 1
+
+
+def test_where_no_plan_fits_it_says_what_to_do(monkeypatch, capsys):
+    code, out, _ = ask(monkeypatch, capsys, "Llama-3-70B", "--gpus", "1xT4")
+    assert code == 1 and "No plan fits: take more GPUs" in out
+
+
+@pytest.mark.parametrize("text", ["64H100", "H100", "0xH100", "xH100"])
+def test_gpus_are_a_number_and_a_name(text, capsys):
+    with pytest.raises(SystemExit):
+        command.check(["GPT-2", "--gpus", text])
+    assert "is not of the kind 64xH100" in capsys.readouterr().err
+
+
+def test_a_measured_step_corrects_the_prediction(monkeypatch, capsys, tmp_path):
+    arguments = ("Llama-3-8B", "--gpus", "64xH100", "--json")
+    _, out, _ = ask(monkeypatch, capsys, *arguments)
+    before = json.loads(out)["answers"][0]["seconds"]["total"]
+    step = tmp_path / "step.json"
+    step.write_text(json.dumps({"seconds": 1.9, "gpus": 8, "batch": 16, "micro_batch": 2,
+                                "sharding": "FSDP", "recompute": "full"}))
+    code, out, _ = ask(monkeypatch, capsys, *arguments, "--calibrate", str(step))
+    found = json.loads(out)
+    assert code == 0 and "so the kernels take" in found["calibration"]
+    assert found["answers"][0]["seconds"]["total"] != pytest.approx(before)
+
+
+def test_a_configuration_can_be_a_file_or_its_folder(tmp_path):
+    config = {"model_type": "llama", "hidden_size": 256, "num_hidden_layers": 3,
+              "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 512,
+              "vocab_size": 1000}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shape = shape_named(str(tmp_path))
+    assert shape == shape_named(str(tmp_path / "config.json"))
+    assert (shape.layers, shape.hidden, shape.kv_heads) == (3, 256, 2)
+
+
+@pytest.mark.parametrize("content, says", [
+    ("nothing", "cannot read"), ("{}", "names no model_type"), ("[1]", "names no model_type"),
+    ('{"model_type": "abacus"}', "abacus")])
+def test_a_file_that_is_no_configuration_gets_one_sentence(tmp_path, content, says):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(NoModel, match=says):
+        shape_named(str(tmp_path))
+
+
+def test_a_known_model_has_the_sizes_of_its_configuration():
+    from labs.predictions.memory.parameters import count, shape_of
+    from labs.training import hf_configs
+
+    for name in ("GPT-2", "Llama-2-7B", "Llama-3-70B", "Qwen2-0.5B", "Qwen2-7B"):
+        assert count(shape_named(name)) == count(shape_of(hf_configs.config(name)))
