@@ -34,7 +34,7 @@ def table(result) -> str:
     """The result for a terminal."""
     lines = []
     for quantity in ("seconds", "memory"):
-        lines += [f"{quantity + ', rows of':54s} {'estimator':24s} {'rows':>5} {'median':>7} "
+        lines += [f"{quantity + ', rows of':38s} {'estimator':24s} {'rows':>5} {'median':>7} "
                   f"{'bias':>7} {'90 %':>6} {'worst':>7} {'refused':>8} {'held by 80 %':>13}"]
         for group in result["groups"]:
             if group["quantity"] == quantity:
@@ -63,7 +63,7 @@ def _lines(group) -> list[str]:
     found, name = [], group["group"]
     for estimator, score in group["scores"].items():
         held = "" if score["held"] is None else f"{score['held']:.0%}"
-        found.append(f"{name:54.54s} {estimator:24s} {score['rows']:>5} {score['median']:>6.1f}% "
+        found.append(f"{name:38.38s} {estimator:24s} {score['rows']:>5} {score['median']:>6.1f}% "
                      f"{score['bias']:>+6.1f}% {score['nine_of_ten']:>5.0f}% "
                      f"{score['worst']:>+6.0f}% {score['refused']:>8} {held:>13}")
         name = ""

@@ -3,10 +3,19 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from _book import animations, glossary, mathml, notebook_pages, repository_links, results
+from _book import (
+    animations,
+    glossary,
+    gpu_runs,
+    mathml,
+    notebook_pages,
+    repository_links,
+    results,
+)
 from _book.pages import INDEX, NOTEBOOKS, PAGES, ROOT, Page, contents, page_of
 
-GENERATED = {"{results}": results.tables, "{animations}": animations.on_page}
+GENERATED = {"{results}": results.tables, "{animations}": animations.on_page,
+             "{gpu_runs}": gpu_runs.on_page}
 
 
 def write_sources(staged: Path, site: Path, repository: str | None,

@@ -53,10 +53,10 @@ def test_a_row_of_nanotron_is_the_run_that_it_prints(runs):
 
 
 @pytest.mark.parametrize("quantity, group, bound", [
-    ("seconds", "nanotron, no pipeline, TP in a node, up to 16 GPUs", 4),
-    ("seconds", "nanotron, no pipeline, TP in a node, up to 256 GPUs", 5),
+    ("seconds", "nanotron, up to 16 GPUs", 4),
+    ("seconds", "nanotron, up to 256 GPUs", 5),
     ("seconds", "nanotron, pipeline or TP across nodes", 15),
-    ("seconds", "this workbook, no pipeline, TP in a node, up to 16 GPUs", 15),
+    ("seconds", "this workbook, up to 16 GPUs", 15),
     ("memory", "nanotron, DP and ZeRO-1", 2), ("memory", "nanotron, TP", 7),
     ("memory", "nanotron, PP", 7), ("memory", "nanotron, TP and PP", 7),
     ("memory", "Megatron-LM, dense GPT", 4), ("memory", "prime-rl, FSDP2", 4),

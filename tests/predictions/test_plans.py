@@ -142,7 +142,7 @@ def test_the_fastest_plan_fits_and_none_that_fits_is_faster(name):
 
 
 def test_what_the_final_table_teaches():
-    """A small model on one node needs DDP alone, and a micro-batch for which its GPUs compute longer
+    """A small model on one node needs DDP alone, and a micro-batch that its GPUs compute for longer
     than their hosts take to start it; long sequences need context parallelism; 175B on
     3,072 GPUs cannot be data parallel alone, because its batch has fewer sequences than GPUs."""
     assert fastest(SMALL) == Plan(8, sharding="DDP", micro_batch=8, recompute="none")

@@ -68,8 +68,16 @@ class Scoreboard:
     choices: dict[tuple[str, int], float] = field(default_factory=dict)
 
     def groups(self) -> list[tuple[str, str]]:
-        """(quantity, group) in order."""
-        return sorted({(row.quantity, row.group) for row in self.rows}, reverse=True)
+        """(quantity, group), seconds first; a group that has the same rows as one before it is left
+        out."""
+        found = defaultdict(set)
+        for row in self.rows:
+            found[row.quantity, row.group].add(row.run.id)
+        distinct = {}
+        for (quantity, group), ids in sorted(found.items()):
+            distinct.setdefault((quantity, frozenset(ids)), group)
+        return sorted(((quantity, group) for (quantity, _), group in distinct.items()),
+                      key=lambda one: (one[0] != "seconds", one[1]))
 
     def scores(self, quantity: str, group: str) -> dict[str, Score]:
         """Estimator -> its score on a group's rows."""
@@ -106,12 +114,12 @@ def predicted_memory(run: GpuRun) -> float:
 
 
 def seconds_groups(run: GpuRun) -> list[str]:
-    """Groups of rows that a run's seconds belong to."""
+    """Groups of rows that a run's seconds belong to: runs without a pipeline whose tensor-parallel
+    groups stay in a node by their number of GPUs, and the others."""
     if run.plan.pipeline > 1 or run.plan.tensor > run.job.gpus_per_node:
         return [f"{run.source}, pipeline or TP across nodes"]
-    name = f"{run.source}, no pipeline, TP in a node"
-    return [f"{name}, up to {limit} GPUs" for limit in (16, 256) if run.gpus <= limit] or [
-        f"{name}, more GPUs"]
+    return [f"{run.source}, up to {limit} GPUs" for limit in (16, 256) if run.gpus <= limit] or [
+        f"{run.source}, more GPUs"]
 
 
 def _seconds_rows(run, corrected) -> list[Row]:

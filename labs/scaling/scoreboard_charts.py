@@ -1,0 +1,96 @@
+"""The picture of public GPU runs: measured against predicted, in seconds and in bytes."""
+
+import functools
+
+import numpy as np
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from labs.checks.verdicts import print_in_script
+from labs.pictures import marks, palette
+from labs.pictures.picture import WIDTH, Picture, canvas
+from labs.predictions.gpu_runs.folder import load
+from labs.predictions.gpu_runs.scoreboard import OURS, Row, Scoreboard, compare
+from labs.training.memory_categories import GB
+
+COLOURS = dict(zip(("nanotron", "Megatron-LM", "prime-rl", "this workbook"),
+                   (*palette.RUNS[1:], palette.INK), strict=True))
+NEAR = 0.2  # of the measured value: the band
+_PANELS = {"seconds": ("seconds of a step", 1.0), "memory": ("GB at the peak of a rank", GB)}
+
+
+@functools.cache
+def scoreboard() -> Scoreboard:
+    """The scoreboard of this project's rows."""
+    return compare(load())
+
+
+def show_gpu_runs() -> Picture:
+    """Draws every public run on GPUs that can be predicted: what was measured, from left to right,
+    and how many times the prediction it is."""
+    return print_in_script(picture_of(scoreboard()))
+
+
+def picture_of(board: Scoreboard) -> Picture:
+    """The picture of a scoreboard."""
+    rows = {quantity: _once(board, quantity) for quantity in _PANELS}
+    figure, axes = canvas(WIDTH, 3.9 + marks.HEADLINE, ncols=2)
+    lesson = "; ".join(
+        f"{name}: {len(found):,} runs, half of them within {_median(found):.0f} % of the prediction"
+        for name, found in (("Seconds", rows["seconds"]), ("memory", rows["memory"])))
+    marks.headline(figure, lesson)
+    for ax, (quantity, (label, unit)) in zip(axes, _PANELS.items(), strict=True):
+        _panel(ax, rows[quantity], label, unit)
+    axes[0].set_ylabel("measured / predicted")
+    marks.legend_above(figure, [
+        *(Line2D([], [], marker="o", linestyle="", color=colour, label=name)
+          for name, colour in COLOURS.items()),
+        Patch(color=palette.GRID, label=f"within {100 * NEAR:g} %")])
+    marks.note_below(figure, "Far above and far below: pipelines on 32 nodes and more, of which "
+                             "half stand still, and no setting tells which; far above also jobs "
+                             "that are nearly out of memory.")
+    return Picture(figure, f"{lesson}\n{_words(rows)}", data=board)
+
+
+def _once(board, quantity) -> list[Row]:
+    """Each run's row: one that is in two groups counts once."""
+    return list({row.run.id: row for row in board.rows if row.quantity == quantity}.values())
+
+
+def _median(rows) -> float:
+    return float(np.median([100 * abs(row.predicted[OURS] / row.measured - 1) for row in rows]))
+
+
+def _panel(ax, rows, label, unit):
+    measured = [row.measured / unit for row in rows]
+    ends = 0.8 * min(measured), 1.25 * max(measured)
+    ax.fill_between(ends, 1 - NEAR, 1 + NEAR, color=palette.GRID, zorder=0, linewidth=0)
+    ax.axhline(1, color=palette.MUTED, linewidth=0.8, zorder=1)
+    for source, colour in COLOURS.items():
+        own = [row for row in rows if row.run.source == source]
+        ax.plot([row.measured / unit for row in own],
+                [row.measured / row.predicted[OURS] for row in own], "o",
+                markersize=5 if len(own) < 20 else 2.5, color=colour, alpha=0.7, zorder=3,
+                markeredgewidth=0)
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_xlim(*ends)
+    ratios = [row.measured / row.predicted[OURS] for row in rows]
+    ax.set_ylim(0.8 * min(ratios), 1.25 * max(ratios))
+    ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
+             if 0.8 * min(ratios) <= tick <= 1.25 * max(ratios)]
+    ax.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    ax.yaxis.minorticks_off()
+    marks.plain_numbers(ax.xaxis)
+    ax.set_xlabel(label)
+
+
+def _words(rows) -> str:
+    lines = []
+    for quantity, found in rows.items():
+        for source in COLOURS:
+            own = [row for row in found if row.run.source == source]
+            if own:
+                lines.append(f"{quantity}, {source}: {len(own)} runs, median error "
+                             f"{_median(own):.1f} %")
+    return "\n".join(lines)
