@@ -23,15 +23,18 @@ def _table(board, quantity) -> str:
     groups = {group: board.scores(kind, group) for kind, group in board.groups()
               if kind == quantity}
     others = list(dict.fromkeys(name for scores in groups.values() for name in scores))[1:]
-    heads = [quantity.capitalize() + " of", "Rows", "Median error", "Bias", "In the interval", *(name[0].upper() + name[1:] for name in others)]
+    heads = [quantity.capitalize() + " of", "Rows", "Median error", "Bias", "In the interval",
+             *(name[0].upper() + name[1:] for name in others)]
     rows = [[group, *_ours(scores["this planner"]), *(_median(scores, name) for name in others)]
             for group, scores in groups.items()]
     lines = [heads, [":--"] + ["--:"] * (len(heads) - 1), *rows]
-    return "\n".join(["| " + " | ".join(line) + " |" for line in lines] + [""])
+    # a number and its % stay on one line
+    return "\n".join(["| " + " | ".join(line).replace(" %", "\u00a0%") + " |" for line in lines]
+                     + [""])
 
 
 def _ours(score) -> list[str]:
-    return [str(score.rows), f"{score.median:.1f} %", f"{score.bias:+.1f} %",
+    return [str(score.rows), f"{score.median:.1f} %", f"{score.bias:+.1f} %".replace("-", "−"),
             f"{100 * score.held:.0f} %"]
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import re
 import sys
 
@@ -49,6 +50,12 @@ def check(arguments):
                                                            else "-parallel ranks"))
     parser.add_argument("--sharding", choices=["DDP", "ZeRO-1", "FSDP", "HSDP"])
     parser.add_argument("--recompute", choices=["none", "selective", "full"])
+    parser.add_argument("--offload", action="store_true", default=None,
+                        help="shards, gradients and AdamW on the host, under FSDP")
+    parser.add_argument("--loss", choices=["eager", "in place", "chunked"],
+                        help="how the loss treats its logits (the code base's)")
+    parser.add_argument("--lora", type=positive(int), default=0, metavar="RANK",
+                        help="train matrices of this rank beside frozen ones")
     parser.add_argument("--stages", type=stages, metavar="KIND",
                         help='layers of the pipeline\'s stages: equal, "by cost", or 9,8,8,7')
     parser.add_argument("--recipe", help='bytes a parameter, such as "bf16, fp32 master" (the code '
@@ -85,10 +92,12 @@ def main():
     except ValueError as error:
         print(f"scripts/plan: {error}", file=sys.stderr)
         return 1
-    if arguments.json:
-        print(json.dumps(printed.as_json(question, answers)))
-    else:
-        print(printed.text(question, answers))
+    text = (json.dumps(printed.as_json(question, answers)) if arguments.json
+            else printed.text(question, answers))
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # of `| head`: what it wanted it has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0 if answers and all(answer.is_feasible for answer in answers) else 1
 
 

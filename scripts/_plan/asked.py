@@ -13,7 +13,7 @@ from labs.predictions.plans.models import shape_named
 
 TOKENS = 4 * 2**20  # of a step, where no batch is given
 _OF_PLAN = ("tensor", "pipeline", "data", "context", "micro_batch", "sharding", "recompute",
-            "stages")
+            "stages", "offload")
 _SIZES = ("tensor", "pipeline", "context")
 
 
@@ -39,7 +39,8 @@ def question(arguments) -> Question:
     code = _code(arguments)
     shape = shape_named(arguments.model)
     job = Job(arguments.model, shape, arguments.sequence, batch, gpu(name), count,
-              min(arguments.gpus_per_node, count), arguments.recipe or _recipe(code), code=code)
+              min(arguments.gpus_per_node, count), arguments.recipe or _recipe(code), code=code,
+              loss=arguments.loss or "", lora=arguments.lora)
     job.bytes_per_parameter  # noqa: B018  an unknown recipe is named here
     assumed.append(f"{code.name}; {_states(job)}")
     settings = {name: value for name in _OF_PLAN if (value := getattr(arguments, name)) is not None}

@@ -1,7 +1,7 @@
 """Rows of prime-rl's benchmark: Qwen3 under FSDP2 with torch.compile, on 1 to 8 GPUs.
 
-Memory is what torch's allocator had reserved. Rows with LoRA, with experts and with activations
-moved to the host are refused.
+Memory is what torch's allocator had reserved. Rows with experts and with activations moved to
+the host are refused.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def runs(content: dict) -> Iterator[GpuRun]:
 
 
 def _run(row) -> GpuRun:
-    found = {"id": row["id"], "source": "prime-rl", "kind": "FSDP2",
+    found = {"id": row["id"], "source": "prime-rl", "kind": "LoRA" if row["lora_rank"] else "FSDP2",
              "ran": bool(row["ran"]) or (False if "OutOfMemory" in str(row["error"]) else None),
              "seconds": row["step_s"] or None if row["ran"] else None,
              "memory": row["peak_gib"] * GiB if row["ran"] and row["peak_gib"] else None}
@@ -49,8 +49,6 @@ def _job(row) -> tuple[Job, Plan]:
     name = row["model"].split("/")[-1].removesuffix("-Instruct-2507").removesuffix("-Base")
     if name not in _SIZES:
         raise Unreadable(f"{row['model']} has experts, or its sizes are not known here")
-    if row["lora_rank"]:
-        raise Unreadable("LoRA: most parameters are frozen")
     if row["checkpointing"] not in ("Recompute", "none", None):
         raise Unreadable(f"{row['checkpointing']}: activations are moved to the host")
     card = next((known for mark, known in _CARDS.items() if mark in row["gpu"]), None)
@@ -62,6 +60,7 @@ def _job(row) -> tuple[Job, Plan]:
     data = row["gpus"] // context
     plan = Plan(data, context=context, sharding="FSDP", micro_batch=1,
                 recompute="full" if row["checkpointing"] == "Recompute" else "none")
-    return Job(f"{name}, {row['type']}", shape, row["sequence"],
+    return Job(f"{name}, {row['type']}" + ", LoRA" * bool(row["lora_rank"]), shape, row["sequence"],
                data * row["micro_batches"], gpu(card), row["gpus"],
-               code=PRIME_RL_SFT if row["type"] == "sft" else PRIME_RL), plan
+               code=PRIME_RL_SFT if row["type"] == "sft" else PRIME_RL,
+               lora=row["lora_rank"] or 0), plan

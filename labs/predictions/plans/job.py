@@ -15,13 +15,20 @@ from labs.predictions.step_time.training_run import TrainingRun
 SHARDING = ("DDP", "ZeRO-1", "FSDP", "HSDP")
 RECOMPUTE = ("none", "selective", "full")
 SCHEDULES = ("1F1B", "ZB-H1")
+LOSSES = {"eager": 12.0, "in place": 6.0, "chunked": 0.6}
+"""Kind of loss -> bytes for each logit of a micro-batch at its peak. eager: fp32 logits, their
+log-softmax and its gradient. in place: 16-bit logits, and an fp32 softmax that becomes the gradient
+(Megatron-LM, core/tensor_parallel/cross_entropy.py). chunked: with the head, in pieces that are not
+kept (prime-rl's: 2,048 of 151,936 words at a time, in which it holds 46 bytes a logit)."""
 
 
 @dataclass(frozen=True)
 class Job:
     """shape: of the model. batch: sequences of one optimizer step, on all GPUs together. sequence:
     tokens. recipe: bytes of states for each parameter; None: the code base's. flash: whether
-    attention's scores are never written to memory. code: the code base that trains.
+    attention's scores are never written to memory. code: the code base that trains. loss:
+    one of LOSSES; "": as the code base does. lora: rank of the matrices that are trained beside
+    frozen ones, on every product of a layer; 0: all is trained.
     adapters: network cards of a node, which its GPUs share; adapter: bytes/s of one, 0 means the
     usual one. 8 cards for 8 GPUs is what DGX A100 and DGX H100 have, and what
     Llama 3's 400 Gbit/s for each GPU are."""
@@ -38,6 +45,26 @@ class Job:
     adapters: int = 8
     adapter: float = 0
     code: CodeBase = PYTORCH
+    loss: str = ""
+    lora: int = 0
+
+    @property
+    def logit_bytes(self) -> float:
+        """For each logit of a micro-batch at the peak of the loss."""
+        return LOSSES[self.loss] if self.loss else self.code.kept.logit
+
+    @property
+    def trained(self) -> float:
+        """Share of a layer's parameters that have a gradient: 1, or with LoRA that of its matrices,
+        of rank · (inputs + outputs) numbers for each product (Hu et al., "LoRA", 2021, arXiv
+        2106.09685, section 4.1)."""
+        if not self.lora:
+            return 1.0
+        shape = self.shape
+        attention = (shape.hidden + shape.query, 2 * (shape.hidden + shape.key),
+                     shape.query + shape.hidden)
+        mlp = (2 if shape.family == "gpt2" else 3) * (shape.hidden + shape.ffn)
+        return self.lora * (sum(attention) + mlp) / self.layer_parameters
 
     @property
     def network(self) -> float:
@@ -74,6 +101,8 @@ class Plan:
     and context ranks together, under HSDP over those of a node. micro_batch: sequences that a
     replica computes at a time. recompute: one of RECOMPUTE. chunks: stages of a
     pipeline rank, interleaved where there are more than one. schedule: one of SCHEDULES.
+    offload: whether shards, gradients and
+    optimizer state are in the host's memory, where AdamW runs; under FSDP alone.
     sequence_parallel: whether tensor-parallel ranks cut norms and residual stream too. stages: of a
     pipeline, layers of each; or one of STAGES; "": as the code base does. Context parallelism
     gathers keys and values before attention (Grattafiori et al., 2024, section 3.3.2).
@@ -90,6 +119,7 @@ class Plan:
     schedule: str = "1F1B"
     sequence_parallel: bool = True
     stages: str | tuple[int, ...] = ""
+    offload: bool = False
 
     @property
     def gpus(self) -> int:
@@ -156,6 +186,10 @@ def impossible(job: Job, plan: Plan) -> str:
                 f"{plan.context} is {plan.gpus:,} GPUs, the job has {job.gpus:,}")
     if reason := _impossible_stages(job, plan):
         return reason
+    if plan.offload and (plan.sharding != "FSDP" or plan.pipeline > 1):
+        return "offload to the host belongs to FSDP without a pipeline"
+    if job.loss and job.loss not in LOSSES:
+        return f"no loss {job.loss!r}: choose {', '.join(LOSSES)}"
     # Of a sequence each context rank takes two chunks, one from either end, so that causal
     # attention is equally long on all (Grattafiori et al., 2024, section 3.3.2).
     for size, what, count in ((plan.tensor, "query heads", shape.heads),
@@ -234,7 +268,8 @@ def training_run(job: Job, plan: Plan) -> TrainingRun:
         optimizer_shards=(plan.data * plan.context if plan.sharding == "ZeRO-1"
                           and job.code.constants is not FITTED else 0),
         context_overlaps=False, zero_bubble=plan.schedule == "ZB-H1",
-        reduce_rounds=plan.reduce_rounds(job))
+        reduce_rounds=plan.reduce_rounds(job), offload=plan.offload, trained=job.trained,
+        host_bandwidth=job.gpu.generation.host_bandwidth / job.gpus_per_node)
 
 
 def norm_parameters(job: Job) -> int:

@@ -82,14 +82,18 @@ def rank_memory(job: Job, plan: Plan, stage: int = 0) -> dict[str, float]:
     is_last, kept = stage == plan.pipeline - 1, job.code.kept
     # (tokens of a micro-batch, vocabulary / tensor), in elements
     logits = plan.micro_batch * job.sequence / plan.context * job.shape.vocabulary / plan.tensor
-    return {"parameters": recipe.parameters * own / shards,
-            "gradients": recipe.gradients * own / shards,
-            "optimizer state": recipe.optimizer_state * own / optimizer_shards,
+    on_gpu = not plan.offload
+    return {"parameters": on_gpu * recipe.parameters * own / shards,
+            "gradients": on_gpu * job.trained * recipe.gradients * own / shards,
+            "optimizer state": on_gpu * job.trained * recipe.optimizer_state * own
+                               / optimizer_shards,
             "gathered parameters": _unsharded(job, plan, own, 2) * recipe.compute,
-            "unsharded gradients": _unsharded(job, plan, own / plan.chunks, 1) * recipe.gradients,
+            "unsharded gradients": job.trained * recipe.gradients
+                                   * _unsharded(job, plan, own / plan.chunks, 1),
             "activations": plan.layers(job, stage) * layer_activations(job, plan)
                            * in_flight(plan, job, stage),
-            "logits": (kept.logit + kept.held * (plan.micro_batches(job) > 1)) * logits * is_last,
+            "logits": is_last * logits * (
+                job.logit_bytes + kept.held * (plan.micro_batches(job) > 1)),
             "buffers": kept.fixed + _buffers(job, plan, stage)}
 
 

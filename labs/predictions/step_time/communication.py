@@ -76,8 +76,8 @@ def sharding_seconds(run: TrainingRun, constants: Constants) -> tuple[float, flo
     kind = _of_gradients(run)
     gather = _ring(run, constants, run.param_bytes * run.layer_parameters, run.shards, stride,
                    **kind)
-    reduce = _ring(run, constants, run.reduce_bytes * run.layer_parameters, run.shards, stride,
-                   **kind)
+    reduce = _ring(run, constants, run.trained * run.reduce_bytes * run.layer_parameters,
+                   run.shards, stride, **kind)
     return gather, reduce + (gather if run.sharding == 3 else 0)
 
 
@@ -95,7 +95,8 @@ def all_reduce_seconds(run: TrainingRun, constants: Constants) -> float:
     hybrid sharding between its groups. Under ZeRO-1 they are reduce-scattered, and parameters are
     gathered after the step."""
     ranks = run.data * run.context // run.shards
-    own = (run.stage_layers * run.layer_parameters + run.embedding_parameters) / run.shards
+    own = run.trained * (
+        run.stage_layers * run.layer_parameters + run.embedding_parameters) / run.shards
     stride, kind = run.tensor * run.shards, _of_gradients(run)
     if run.optimizer_shards:
         return _ring(run, constants, (run.reduce_bytes + run.param_bytes) * own, ranks, stride,

@@ -69,7 +69,9 @@ def layer_times(run: TrainingRun, constants: Constants) -> tuple[LayerTime, Laye
     memory = _memory_seconds(run, constants)
     attention = _attention_seconds(run, constants)
     forward = LayerTime(products, attention[0], memory[0])
-    backward = LayerTime(2 * products, attention[1], memory[1]) + _recomputed(run, forward)
+    # of the two products of backward, one makes the gradient of the weights
+    trained = LayerTime((2 if run.trained == 1 else 1) * products, attention[1], memory[1])
+    backward = trained + _recomputed(run, forward)
     return forward.scaled(run.overheads.kernels), backward.scaled(run.overheads.kernels)
 
 
@@ -153,7 +155,8 @@ def launch_wait(run: TrainingRun, busy: float) -> float:
 def optimizer_seconds(run: TrainingRun) -> float:
     """AdamW on this rank's shard, once a step: on the GPU, or on the host under CPU offload."""
     shards = run.optimizer_shards or run.shards
-    own = (run.stage_layers * run.layer_parameters + run.embedding_parameters) / shards
+    own = run.trained * (
+        run.stage_layers * run.layer_parameters + run.embedding_parameters) / shards
     if run.offload:
         return HOST_OPTIMIZER_BYTES * own / (run.host_bandwidth * MEMORY_SHARE)
     return OPTIMIZER_BYTES * own / memory_rate(run)

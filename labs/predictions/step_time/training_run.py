@@ -29,6 +29,7 @@ class TrainingRun:
     stages: layers of each pipeline stage, where they are not equal; the head is on the last.
     optimizer_shards: ranks that the optimizer state is cut over under ZeRO-1, where parameters are
     gathered after the step; else 0. overheads: of the code base.
+    trained: share of a layer's parameters that have a gradient; below 1 the rest are frozen.
     """
 
     layers: int
@@ -73,6 +74,7 @@ class TrainingRun:
     optimizer_shards: int = 0
     overheads: Overheads = Overheads()
     query: float = 0
+    trained: float = 1.0
 
     @property
     def data(self) -> int:
