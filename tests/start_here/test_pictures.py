@@ -13,6 +13,7 @@ import labs
 import labs.start_here as lab
 from labs.checks import verdicts
 from labs.start_here import scaffold
+from labs.workers import launcher
 
 SOURCE = Path(__file__).parents[2] / "solutions" / "00_start_here.py"
 pytestmark = pytest.mark.usefixtures("warm_launcher")
@@ -110,7 +111,9 @@ def test_the_rings_slider_shows_every_step_and_stands_still_without_a_kernel(not
     grid, view = steps.box().children
     [slider] = grid.children
     assert slider.get_state(["label", "options", "index"]) == {
-        "label": "step", "options": ["before", "1: add", "2: copy"], "index": 0}
+        "label": "step", "options": ["before", "1: add", "2: copy"], "index": 1}
+    assert "alt='step 1 of 2: reduce-scatter, the receiver adds the piece" in view.value
+    slider.set_state({"index": 0})
     assert "alt='before the first step: Each rank holds its own numbers only." in view.value
     slider.set_state({"index": 2})  # what the browser sends
     assert "alt='step 2 of 2: all-gather, the receiver copies the piece: Rank 0" in view.value
@@ -158,6 +161,15 @@ def test_infinity_is_drawn_and_so_is_a_function_without_a_collective():
     assert [state.arrow for state in picture.data] == ["", "no collective"]
     assert picture.text.splitlines()[:2] == ["who holds what: before → no collective",
                                              "rank 0: 10 20 → inf inf"]
+
+
+def test_why_ranks_run_on_the_cpu_is_said_once(capsys, monkeypatch):
+    """By the picture of the machine, and not by the next launch again."""
+    monkeypatch.setattr(launcher, "_announced", set())
+    said = labs.machine().data.plan.reason
+    capsys.readouterr()
+    labs.launch(dist.get_rank, ranks=2)
+    assert said not in capsys.readouterr().out
 
 
 def test_a_plain_script_prints_what_pictures_show(notebook, capsys):
@@ -219,6 +231,13 @@ def test_diagnosis_of_the_uneven_training(notebook):
         (2, "waits in all_reduce (#3)", "dist.all_reduce(total)")}
     assert "RanksStuck: deadlock" in picture.text
     assert picture.text.endswith("You guessed rank 0, and rank 0 it is.")
+
+
+def test_diagnosis_of_the_first_deadlock(notebook):
+    picture = lab.diagnose(notebook["rank_1_is_missing"], ranks=3)
+    assert [lane.label for lane in picture.data] == [
+        "waits in all_reduce (#1)", "returned", "waits in all_reduce (#1)"]
+    assert "RanksStuck: deadlock" in picture.text
 
 
 def test_diagnosis_of_one_failing_rank(notebook):
