@@ -16,6 +16,18 @@ class LaunchError(RuntimeError):
         return [wrapped(f"{type(self).__name__}: {self}")]
 
 
+class NotRunYet(NameError):
+    """A cell used a name that a cell which has not run defines: in a notebook the message, and what
+    to run first, without a traceback, because no line of the student's is wrong."""
+
+    def __init__(self, message: str, what_to_run: str):
+        super().__init__(message)
+        self.what_to_run = what_to_run
+
+    def _render_traceback_(self):
+        return [wrapped(f"NameError: {self}"), wrapped(self.what_to_run)]
+
+
 class Stopped(KeyboardInterrupt):
     """The student interrupted the cell, and what had been started was stopped: in a notebook its
     message, what was being done and what to run next, and no traceback."""
