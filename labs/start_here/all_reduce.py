@@ -105,8 +105,8 @@ def ring_steps(algorithm: Callable, ranks: int = 4) -> Controls:
 
     # Step 1 has arrows, so it is seen at once that there is something to move.
     first = min(1, len(states) - 1)
-    return Controls([Choice("number", "step", options, first)], partial(ring.ring_step, states), live,
-                    still=ring.ring_still(states))
+    return Controls([Choice("number", "step", options, first)], partial(ring.ring_step, states),
+                    live, still=ring.ring_still(states))
 
 
 def ring_states(algorithm: Callable, ranks: int) -> list[State]:
