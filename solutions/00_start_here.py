@@ -96,7 +96,7 @@ def rank_1_is_missing():
 lab.diagnose(rank_1_is_missing, ranks=RANKS)
 
 # %% [markdown]
-# The picture names the call in which a rank waits, and its line in the cell. **#1** is the first
+# The picture names the call in which a rank waits, and its line in the cell. `#1` is the first
 # collective of the process group. `RanksStuck` is the exception that `launch` raises when ranks can
 # never continue. The sections at the end of this notebook come back to deadlocks.
 

@@ -2,6 +2,7 @@
 text claims is so."""
 
 import ast
+import re
 from datetime import timedelta
 from pathlib import Path
 
@@ -262,6 +263,14 @@ def test_diagnosis_when_nothing_is_wrong():
 
 
 # claims of the text
+
+
+@pytest.mark.parametrize("answer", ["4 · 30", "Then rank 0 had no batch left"])
+def test_what_a_guess_asks_for_is_folded(answer):
+    """It stands right below the cell, so it would be read before the guess is made."""
+    text = SOURCE.read_text(encoding="utf-8")
+    folded = "".join(re.findall(r"<details>.*?</details>", text, re.DOTALL))
+    assert text.count(answer) == folded.count(answer) == 1
 
 
 def test_gloo_gives_up_after_30_minutes():
