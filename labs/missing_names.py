@@ -1,11 +1,12 @@
 """An extension of IPython that set-up loads into each kernel of .venv. Of a cell that is run before
-those that define what it needs it says so below its NameError, of one that was interrupted what to
-run next, and of one that takes long that it is at work."""
+those that define what it needs it says so in place of a traceback, of one that was interrupted what
+to run next, and of one that takes long that it is at work."""
 
 import re
 
+from labs.words import wrapped
 from labs.workers import notebook_cells, source_lines
-from labs.workers.launch_error import Stopped
+from labs.workers.launch_error import NotRunYet, Stopped
 from labs.workers.progress import CellLine
 
 _OURS = re.compile(r"\b(lab\.\w+|labs\.\w+|launch)\(")
@@ -25,12 +26,15 @@ def _show(shell, kind, error, traceback, tb_offset=None):
         _show_interrupted(shell, error)
         return
     if isinstance(error, NameError):
-        note = notebook_cells.what_to_run(str(error)) or _note_in_the_cell(shell, traceback)
+        if first := notebook_cells.what_to_run(str(error)):
+            _show_not_run_yet(shell, error, first)
+            return
+        note = _note_in_the_cell(shell, traceback)
     else:
         note = (f"{error} is waiting for your code: the line above raises this error until you "
                 "write your own there." if re.match(r"Exercise [\d.]+$", str(error)) else "")
     if note:
-        error.add_note(note)
+        error.add_note(wrapped(note))
     shell.showtraceback((kind, error, traceback), tb_offset=tb_offset)
 
 
@@ -39,6 +43,14 @@ def _note_in_the_cell(shell, traceback) -> str:
     # frames: IPython's own, then the cell's; a further one is a function's, with a slip of its own
     in_the_cell = traceback.tb_next is None or traceback.tb_next.tb_next is None
     return _NOTE if in_the_cell and _OURS.search(shell.user_ns["In"][-1]) else ""
+
+
+def _show_not_run_yet(shell, error, first) -> None:
+    """What is missing, where, and which cell to run first."""
+    own = [place for place in source_lines.traceback_of(error) if place.is_students]
+    short = NotRunYet(f"{error}{f', at {own[-1]}' if own else ''}", first)
+    short.__context__ = error
+    shell.showtraceback((type(short), short, error.__traceback__))
 
 
 def _show_interrupted(shell, error) -> None:

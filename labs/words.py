@@ -1,6 +1,9 @@
 """Articles, plurals and lists for messages: the one place that knows these rules of English."""
 
+import textwrap
 from collections.abc import Collection
+
+LINE = 88  # characters of a line that a notebook shows in full in a window of 1280 pixels
 
 
 def with_article(noun: str) -> str:
@@ -24,6 +27,19 @@ def listed(items: Collection) -> str:
     """The items as a list in a sentence: `0`, `0 and 2`, `0, 2 and 5`."""
     *most, last = map(str, items)
     return f"{', '.join(most)} and {last}" if most else last
+
+
+def wrapped(text: str, width: int = LINE) -> str:
+    """The text in lines of at most `width` characters, broken between words. JupyterLab breaks what
+    a cell prints in the middle of a word. A continued line is indented as the first one is; words
+    that are longer stay in one piece."""
+    lines = []
+    for line in text.split("\n"):
+        indent = line[:len(line) - len(line.lstrip())]
+        lines += textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False,
+                               break_on_hyphens=False, replace_whitespace=False,
+                               drop_whitespace=True) or [line]
+    return "\n".join(lines)
 
 
 def format_distinct(one: float, other: float, digits: int = 10) -> tuple[str, str]:

@@ -11,15 +11,6 @@
 # from a cell.
 
 # %% [markdown]
-# <details><summary>On one GPU</summary>
-#
-# All ranks share the GPU and communicate through gloo. NCCL before version 2.30 refuses two ranks on one
-# GPU; from 2.30 on it needs `NCCL_MULTI_RANK_GPU_ENABLE=1`. Each rank holds the same tensors as on a
-# node. gloo cannot send from a GPU, so the ring in this notebook runs on the CPU.
-#
-# </details>
-
-# %% [markdown]
 # ## You will be able to
 #
 # - run a function on any number of ranks and read what each rank returned;
@@ -53,6 +44,15 @@ machine
 # The picture shows how many ranks `launch` starts by default. This notebook uses at least four, because
 # two show too little. Two cores are enough.
 
+# %% [markdown]
+# <details><summary>On one GPU</summary>
+#
+# All ranks share the GPU and communicate through gloo. NCCL before version 2.30 refuses two ranks on one
+# GPU; from 2.30 on it needs `NCCL_MULTI_RANK_GPU_ENABLE=1`. Each rank holds the same tensors as on a
+# node. gloo cannot send from a GPU, so the ring in this notebook runs on the CPU.
+#
+# </details>
+
 # %%
 RANKS = max(4, machine.ranks)  # any number from 2 to 8 will do
 
@@ -81,24 +81,24 @@ launch(hello, ranks=RANKS)
 # ## A first deadlock
 #
 # Ranks communicate through **collective** calls: every rank of the process group must make the same
-# calls in the same order. Below, rank 1 makes another call than the others. Without a diagnosis such a
-# job can wait for torch's timeout, which is 30 minutes on the CPU. `lab.diagnose` launches a function
-# and draws the state of each rank.
+# calls in the same order. Below, rank 1 leaves out a call, and the others wait for it. Without a
+# diagnosis they would wait until torch's timeout, which is 30 minutes on the CPU. `lab.diagnose`
+# launches a function, stops ranks that can never continue, and draws what each rank was doing.
 
 # %%
-def mismatched_calls():
+def rank_1_is_missing():
     ones = torch.ones(1, device=labs.device())
-    if dist.get_rank() == 1:
-        dist.barrier()  # waits until all ranks call it
-    else:
+    if dist.get_rank() != 1:
         dist.all_reduce(ones)  # sums `ones` over all ranks
+    return ones.item()
 
 
-lab.diagnose(mismatched_calls, ranks=RANKS)
+lab.diagnose(rank_1_is_missing, ranks=RANKS)
 
 # %% [markdown]
-# The picture names the call of each rank and its line in the cell. The sections at the end of this
-# notebook come back to deadlocks.
+# The picture names the call in which a rank waits, and its line in the cell. `#1` is the first
+# collective of the process group. `RanksStuck` is the exception that `launch` raises when ranks can
+# never continue. The sections at the end of this notebook come back to deadlocks.
 
 # %% [markdown]
 # ## `launch`, `mp.spawn` and `torchrun`
@@ -177,8 +177,12 @@ def reduce_twice():
 lab.before_and_after(reduce_twice, ranks=4, guess="0.1")
 
 # %% [markdown]
+# <details><summary>Why this number</summary>
+#
 # The first all-reduce writes 30 into every rank's `x`. The second one adds these: 4 · 30. A collective
 # that works in place changes what the next one sends.
+#
+# </details>
 
 # %% [markdown]
 # ### Exercise 0.1 · Mean over ranks
@@ -390,12 +394,11 @@ def ring_reduce_scatter(mine):
     return mine
 
 
-lab.ring_steps(ring_reduce_scatter, ranks=4)
+lab.ring_steps(ring_reduce_scatter, ranks=4)  # then move the slider: mouse or arrow keys
 
 # %% [markdown]
-# **Notice:** move the slider step by step, with the mouse or with the arrow keys. A dark frame marks the
-# piece that was just received. There is one per rank in each step, so every link of the ring is always
-# busy.
+# **Notice:** a dark frame marks the piece that was just received. There is one per rank in each step,
+# so every link of the ring is always busy.
 #
 # After step 3 each rank holds one complete sum. This is a reduce-scatter, shifted by one: rank 0 holds
 # the sum of piece 1, and rank 3 that of piece 0.
@@ -478,7 +481,7 @@ def ring_all_reduce(mine):
     return ring_all_gather(ring_reduce_scatter(mine))
 
 
-lab.ring_steps(ring_all_reduce, ranks=4)
+lab.ring_steps(ring_all_reduce, ranks=4)  # then move the slider to the last step
 
 # %% [markdown]
 # **Notice:** from step 4 on, each framed piece is a complete sum. After step 6 every rank holds all four.
@@ -556,8 +559,15 @@ def train_unevenly():
 lab.diagnose(train_unevenly, ranks=RANKS, guess="0.4")
 
 # %% [markdown]
-# **Notice:** read the picture from left to right. All ranks completed all-reduce #1 and #2. Then rank 0
-# had no batch left and returned. The other ranks wait in all-reduce #3, at the line shown.
+# **Notice:** read the picture from left to right. A ✓ marks an all-reduce that all ranks completed.
+# The dashed boxes name the call in which ranks wait, and the line beside them is yours.
+#
+# <details><summary>What happened</summary>
+#
+# All ranks completed all-reduce #1 and #2. Then rank 0 had no batch left and returned. The other ranks
+# wait in all-reduce #3.
+#
+# </details>
 #
 # So in every deadlock ask: *which rank is missing, and where is it?* `launch` found this deadlock within
 # seconds.
@@ -616,9 +626,9 @@ lab.check_mean_losses(mean_losses_together)
 # %% [markdown]
 # ## Deadlock with mismatched collectives
 #
-# In the first deadlock of this notebook, all ranks made a call, but not the same one. The same can
-# happen with two collectives that transfer data. Here rank 1 broadcasts while the others all-reduce.
-# `launch` compares the calls of all ranks and reports the mismatch at once.
+# In both deadlocks so far, one rank left out a call. Ranks deadlock as well when all of them make a
+# call, but not the same one. Here rank 1 broadcasts while the others all-reduce. `launch` compares the
+# calls of all ranks before they communicate, and reports the mismatch at once.
 
 # %%
 def different_places():

@@ -233,8 +233,9 @@ def test_the_slider_of_the_ring_goes_through_its_steps(page):
     notebook.run_cell(notebook.find("import labs.start_here as lab"))
     output = notebook.run_cell(notebook.find("lab.ring_steps(ring_reduce_scatter"))
     picture, slider = output.locator("img"), output.get_by_role("slider", name="step")
-    api.expect(output.locator(".widget-readout")).to_have_text("before")
-    for key, step, words in (("ArrowRight", "1: add", "Rank 0 sends piece 0 to rank 1"),
+    api.expect(output.locator(".widget-readout")).to_have_text("1: add")
+    for key, step, words in (("Home", "before", "Each rank holds its own numbers only"),
+                             ("ArrowRight", "1: add", "Rank 0 sends piece 0 to rank 1"),
                              ("End", "3: add", "Rank 0 sends piece 2 to rank 1"),
                              ("ArrowLeft", "2: add", "Rank 0 sends piece 3 to rank 1")):
         slider.press(key)

@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 from notebook_kernel import Kernel
 
+from labs.words import LINE
+
 START = Path(__file__).resolve().parents[1] / "notebooks" / "00_start_here.ipynb"
+
+
+def as_one_line(text):
+    """Messages are broken between words, wherever these fall."""
+    return " ".join(text.split())
+
 
 @pytest.fixture(scope="module")
 def kernel():
@@ -46,8 +54,24 @@ def in_notebook():
     ("def f():\n    return ring_bytes(1, 2)\nf()", "ring_bytes", "# Exercise 0.3, second half")])
 def test_the_cell_that_defines_what_is_missing_is_named(in_notebook, cell, name, begins):
     shown, error = in_notebook.run(cell)
-    assert f"{name} is defined in the cell that begins with `{begins}" in error
-    assert "run it first" in error
+    assert f"{name} is defined in the cell that begins with `{begins}" in as_one_line(error)
+    assert "run it first" in as_one_line(error)
+
+
+def test_a_missing_cell_is_named_without_a_traceback_and_with_its_heading(in_notebook):
+    error = in_notebook.run("RANKS = max(4, machine.ranks)")[1]
+    assert error.startswith("NameError: name 'machine' is not defined, at In [")
+    assert "below the heading “Hardware and backend”" in as_one_line(error)
+    lines = error.splitlines()
+    assert "Traceback" not in error and len(lines) <= 6
+    assert all(len(line) <= LINE for line in lines)
+
+
+def test_all_that_a_cell_misses_is_named(in_notebook):
+    cell = "def ring(mine):\n    return ring_all_gather(ring_reduce_scatter(mine))\nring(3)"
+    error = as_one_line(in_notebook.run(cell)[1])
+    assert "ring_all_gather is defined in the cell" in error
+    assert error.endswith("Missing, too: ring_reduce_scatter.")
 
 
 def test_a_name_that_no_cell_defines_is_a_slip(in_notebook):
@@ -94,7 +118,8 @@ def interrupted(kernel, cell, shown):
 def test_an_interrupted_cell_says_where_it_was_and_what_to_run_next(kernel):
     error = interrupted(kernel, "import time\nprint('on')\ntime.sleep(60)", "on")
     assert "interrupted at In [" in error and "line 3:  time.sleep(60)" in error
-    assert "run this cell again, and then those below it" in error
+    assert "run this cell again, and then those below it" in as_one_line(error)
+    assert all(len(line) <= LINE for line in error.splitlines())
     assert "Traceback" not in error
 
 

@@ -37,3 +37,12 @@ def test_a_factor_is_never_rounded_to_once(one, other, expected):
     (range(0, 32, 2), "ranks 0, 2, … 30 (16 of them)")])
 def test_ranks_are_named_shortly(ranks, expected):
     assert words.named_ranks(ranks) == expected
+
+
+def test_messages_are_broken_between_words():
+    text = f"a headline\n    {'word ' * 40}\n" + "x" * 120
+    lines = words.wrapped(text).split("\n")
+    assert lines[0] == "a headline" and lines[-1] == "x" * 120
+    assert len(lines) > 4 and all(len(line) <= words.LINE for line in lines[:-1])
+    assert all(line.startswith("    word") and line.endswith("word") for line in lines[1:-1])
+    assert words.wrapped("") == "" and words.wrapped("a\n\nb") == "a\n\nb"

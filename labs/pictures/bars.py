@@ -161,14 +161,19 @@ def numbers_before_and_after(before: list[float], after: list[float],
     same = len(set(after)) == 1
     lesson = (f"After: every rank has {after[0]:g}" if same else
               "After: the ranks have different numbers")
-    answer = marks.answered(guessed, after[0]) if same else ""
-    figure, ax = canvas(WIDTH, 2.5 + marks.HEADLINE + marks.NOTE_LINE * bool(answer))
+    answer = _compared(guessed, after[0]) if same else ""
+    figure, ax = canvas(WIDTH, 2.0 + marks.HEADLINE + marks.NOTE_LINE * bool(answer))
     marks.headline(figure, lesson)
     marks.note_below(figure, answer)
     words = ["the number of each rank, before → after"]
     for rank, (old, new) in enumerate(zip(before, after, strict=True)):
         words.append(f"rank {rank}: {old:g} → {new:g}")
         ax.bar(rank, old, width=0.62, color=palette.rank(rank), alpha=0.45)
+        # Beside a sum, a rank's own number may be less than a pixel high: its line and its number
+        # are seen all the same.
+        ax.hlines(old, rank - 0.31, rank + 0.31, color=palette.rank(rank), linewidth=2)
+        ax.annotate(f"{old:g}", (rank, old), xytext=(0, 3), textcoords="offset points",
+                    ha="center", va="bottom", fontsize=10, color=palette.INK)
         ax.hlines(new, rank - 0.36, rank + 0.36, color=palette.rank(rank), linewidth=5)
         ax.text(rank + 0.4, new, f"{new:g}", va="center", fontsize=11, weight="bold",
                 color=palette.readable(palette.rank(rank)), **marks.ON_PAPER)
@@ -178,10 +183,17 @@ def numbers_before_and_after(before: list[float], after: list[float],
         words.append(f"your guess: {guessed:g}")
         handles.append(ax.axhline(guessed, color=palette.GUESSED, linestyle=(0, (3, 2)), zorder=0,
                                   label=words[-1]))
-    ax.set_xticks(range(len(before)), [f"rank {r}, had {old:g}" for r, old in enumerate(before)])
+    ax.set_xticks(range(len(before)), [f"rank {rank}" for rank in range(len(before))])
     ax.tick_params(axis="x", labelcolor=palette.INK)
     ax.set_yticks([])
     ax.set_xlim(-0.6, len(before) - 0.2)
     marks.legend_above(figure, handles)
     return Picture(figure, "\n".join(filter(None, [*words, answer])), data=(before, after, guessed))
 
+
+def _compared(guessed, found) -> str:
+    """The guess beside what each rank has; "" without a guess."""
+    if guessed is None:
+        return ""
+    words = f"You guessed {marks.format_number(guessed)}, and it is {marks.format_number(found)}"
+    return words + (": right." if abs(guessed - found) <= 0.05 * abs(found) else ".")

@@ -11,6 +11,7 @@ from labs.pictures.sheet import arrow, box, chip, sheet, write
 
 LABELS = 0.86  # inches for the ranks' names
 ROW = 0.46  # inches from one rank to the next
+SMALLEST = 8.5  # points of a number
 TOP = 0.62  # inches above the first rank: title and piece numbers
 
 
@@ -58,7 +59,7 @@ def places(numbers: list[float], ranks: int) -> list[float | None]:
 def who_holds_what(states: list[State], note: str = "") -> Picture:
     """Draws a panel for each State, with arrows between them; note is written below."""
     ranks = len(states[0].held)
-    layout = _Layout(ranks, len(states), gap=1.36 if len(states) < 3 else 0.92)
+    layout = _Layout(ranks, len(states), gap=1.36 if len(states) < 3 else 0.74)
     figure, ax = sheet(layout.width, layout.height + (0.3 if note else 0))
     for number, state in enumerate(states):
         _panel(ax, layout, number, state)
@@ -122,9 +123,10 @@ def _cell(ax, x, y, width, value, ranks):
     colours = [palette.rank(rank) for rank, _ in summed] or [palette.UNKNOWN_ORIGIN]
     box(ax, *area, colours)
     shown = digits(value)
-    size = min(11.5, width * 72 / (0.92 * max(len(shown), ranks, 3)))
-    if size < 8.5:
+    size = width * 72 / (0.92 * max(len(shown), ranks, 3))
+    if size < SMALLEST:
         return  # colour alone
+    size = min(11.5, max(SMALLEST, 0.88 * size))  # so that neighbouring digits do not touch
     stripes = list(shown) if len(summed) == ranks else [shown]  # each digit on its own stripe
     for number, words in enumerate(stripes):
         middle = area[0] + area[2] * (number + 0.5) / len(stripes)
@@ -147,8 +149,8 @@ def _arrow_into(ax, layout, number, collective):
         return
     arrow(ax, (x - layout.gap + 0.12, middle), (x - 0.12, middle))
     name = collective.replace("_", "_\n") if layout.gap < 1 else collective
-    write(ax, x - layout.gap / 2, middle - 0.1, name, size=10, ha="center", va="bottom",
-          style="italic")
+    write(ax, x - layout.gap / 2, middle - 0.1, name, size=10 if layout.gap > 1 else 9, ha="center",
+          va="bottom", style="italic")
 
 
 def in_words(title: str, states: list[State], note: str = "") -> str:

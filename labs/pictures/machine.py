@@ -13,7 +13,7 @@ from labs.pictures.in_scripts import print_in_script
 from labs.pictures.picture import WIDTH, Picture
 from labs.pictures.sheet import box, chip, sheet, write
 from labs.words import counted
-from labs.workers import cuda, devices, processes
+from labs.workers import cuda, devices, launcher, processes
 
 GIB = 2**30
 DRAWN = 40  # at most so many cores are drawn one by one
@@ -43,7 +43,9 @@ class Machine(Picture):
 def machine() -> Machine:
     """Draws this machine. Meanwhile the fork server starts and imports torch in the background."""
     processes.warm_up()
-    return print_in_script(draw(inspect_machine()))
+    drawn = draw(inspect_machine())
+    launcher.has_been_told(drawn.data.plan.reason)
+    return print_in_script(drawn)
 
 
 def inspect_machine() -> Facts:

@@ -1,7 +1,10 @@
 """The state of each rank at the end of a launch: its collectives in order, the line at which it is,
 and the message that `launch` gives."""
 
+import contextlib
+import io
 import textwrap
+import tokenize
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +16,9 @@ from labs.workers.failures import LaunchError
 from labs.workers.outcomes import Kind, Outcome
 from labs.workers.source_lines import Place
 
-ROW = 0.42  # inches from one rank to the next
+ROW = 0.38  # inches from one rank to the next
+HEAD = 0.48  # inches above the first rank: the title
+LINE = 0.18  # inches from one line of the message to the next
 TRACK = 0.95  # inches: where a rank's collectives begin
 DONE = 0.5  # inches for a collective that is done
 SHOWN = 4  # at most so many of those are drawn
@@ -86,21 +91,21 @@ def draw_lanes(title: str, colour: str, lanes: list[Lane], message: list[str], n
     """Draws a lane for each rank between a title and the lines of a message, with a note below.
     text: the picture in words. room: leaves place for so many lines at least, for moving pictures.
     """
-    under, lines = 0.62 + ROW * len(lanes), max(len(message), room)
-    height = under + (0.24 + 0.19 * lines if lines else 0) + (0.36 if note else 0) + 0.04
+    under, lines = HEAD + 0.04 + ROW * len(lanes), max(len(message), room)
+    height = under + (0.2 + LINE * lines if lines else 0) + (0.32 if note else 0) + 0.04
     figure, ax = sheet(WIDTH, height)
-    ax.vlines(0.1, 0.08, 0.38, color=colour, linewidth=5)
-    write(ax, 0.24, 0.23, title, size=12, weight="bold", colour=colour)
-    rows = [(0.56 + ROW * (number + 0.5), lane) for number, lane in enumerate(lanes)]
+    ax.vlines(0.1, 0.05, 0.35, color=colour, linewidth=5)
+    write(ax, 0.24, 0.2, title, size=12, weight="bold", colour=colour)
+    rows = [(HEAD + ROW * (number + 0.5), lane) for number, lane in enumerate(lanes)]
     ends = [_draw_track(ax, y, lane) for y, lane in rows]
     for y, lane in rows:
-        _draw_place(ax, max(ends) + 0.25, y, lane)
+        _draw_place(ax, max(ends) + 0.2, y, lane)
     if message:
-        box(ax, 0.06, under, WIDTH - 0.12, 0.22 + 0.19 * len(message), [palette.SURFACE])
+        box(ax, 0.06, under, WIDTH - 0.12, 0.18 + LINE * len(message), [palette.SURFACE])
         for number, line in enumerate(message):
-            write(ax, 0.2, under + 0.2 + 0.19 * number, line, size=9, family="monospace")
+            write(ax, 0.2, under + 0.18 + LINE * number, line, size=9, family="monospace")
     if note:
-        write(ax, 0.1, height - 0.18, note)
+        write(ax, 0.1, height - 0.16, note)
     return Picture(figure, text, data=lanes)
 
 
@@ -112,7 +117,7 @@ def _draw_track(ax, y, lane) -> float:
         box(ax, x, y - 0.14, DONE - 0.08, 0.28, [palette.COLLECTIVE_DONE])
         write(ax, x + DONE / 2 - 0.04, y, f"#{number} ✓", size=9, colour=FINE, ha="center")
         x += DONE
-    width = 0.079 * len(lane.label) + 0.22
+    width = 0.073 * len(lane.label) + 0.24
     box(ax, x, y - 0.14, width, 0.28, edge=lane.colour, dashed=lane.colour == WAITING, line=1.4)
     write(ax, x + width / 2, y, lane.label, size=9.5, colour=lane.colour, weight="bold",
           ha="center")
@@ -120,12 +125,23 @@ def _draw_track(ax, y, lane) -> float:
 
 
 def _draw_place(ax, x, y, lane):
-    end = x + 0.078 * len(str(lane.place))
+    end = x + 0.069 * len(str(lane.place))
     if lane.place and end <= WIDTH:
         write(ax, x, y, str(lane.place), size=9, colour=palette.MUTED)
-        source, room = lane.place.source, max(int((WIDTH - end - 0.15) / 0.082), 1)
+        room = max(int((WIDTH - end - 0.15) / 0.0805), 1)
+        source = _without_comment(lane.place.source)
         write(ax, end + 0.1, y, source if len(source) <= room else f"{source[:room - 1]}…", size=9,
               family="monospace")
+
+
+def _without_comment(source) -> str:
+    """A line of code without the comment at its end, which would be cut in the picture."""
+    comment = None
+    with contextlib.suppress(tokenize.TokenError, SyntaxError):  # a statement of several lines
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type == tokenize.COMMENT:
+                comment = token.start[1]
+    return source[:comment].rstrip() or source
 
 
 def _compared(outcomes, guessed) -> str:

@@ -179,17 +179,18 @@ class _Grid:
         between two, of a number on its way."""
         area = (self.x + piece * self.cell + 0.05, self.top(rank), self.cell - 0.1, self.high)
         edge, line = (palette.INK, 2.4) if framed else (palette.BORDER, 0.8)
-        summed, shown = dict(origins(value, self.ranks)), digits(value)
+        summed = dict(origins(value, self.ranks))
         if not summed:
             box(ax, *area, [palette.UNKNOWN_ORIGIN], edge=edge, line=line)
-            write(ax, self.middle(piece), area[1] + self.high / 2, shown, size=9, weight="bold",
-                  ha="center", colour=palette.text_on(palette.UNKNOWN_ORIGIN))
+            write(ax, self.middle(piece), area[1] + self.high / 2, digits(value), size=9,
+                  weight="bold", ha="center", colour=palette.text_on(palette.UNKNOWN_ORIGIN))
             return
         colours = [palette.rank(r) if r in summed else palette.SURFACE for r in range(self.ranks)]
         box(ax, *area, colours, edge=edge, line=line)
         slot = area[2] / self.ranks
         size = max(8.5, min(13.0, slot * 72 / 0.95))
-        for at, digit in enumerate(shown, self.ranks - len(shown)):
+        # Also the zeros in front: an empty slot would look as if a digit were missing.
+        for at, digit in enumerate(f"{int(value):0{self.ranks}d}"):
             colour, weight = ((palette.text_on(colours[at]), "bold") if at in summed else
                               (palette.MUTED, "normal"))
             write(ax, area[0] + (at + 0.5) * slot, area[1] + self.high / 2, digit, size=size,

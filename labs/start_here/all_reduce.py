@@ -95,7 +95,7 @@ def _require_shards(rank, ranks, tried):
 @shows("Ring")
 def ring_steps(algorithm: Callable, ranks: int = 4) -> Controls:
     """Runs `algorithm(mine)`, made of sends and receives, and draws the step of it that a slider
-    chooses; without a live kernel, the beginning, the middle and the end."""
+    chooses, at first step 1; without a live kernel, the beginning, the middle and the end."""
     states = ring_states(algorithm, ranks)
     options = [(state.title.removeprefix("step "), number) for number, state in enumerate(states)]
 
@@ -103,8 +103,10 @@ def ring_steps(algorithm: Callable, ranks: int = 4) -> Controls:
     def live(number):
         return ring.ring_step(states, number).html()
 
-    return Controls([Choice("number", "step", options, 0)], partial(ring.ring_step, states), live,
-                    still=ring.ring_still(states))
+    # Step 1 has arrows, so it is seen at once that there is something to move.
+    first = min(1, len(states) - 1)
+    return Controls([Choice("number", "step", options, first)], partial(ring.ring_step, states),
+                    live, still=ring.ring_still(states))
 
 
 def ring_states(algorithm: Callable, ranks: int) -> list[State]:

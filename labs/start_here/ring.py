@@ -9,6 +9,7 @@ from labs.checks.guesses import guessed
 from labs.checks.numbers import Cause, judge_number, require_number, require_signature
 from labs.checks.on_ranks import WORLD_SIZES
 from labs.checks.verdicts import Wrong, check, shows
+from labs.pictures import palette
 from labs.pictures.bars import Bar, bars
 from labs.pictures.picture import Picture
 from labs.start_here import recorded_collectives
@@ -125,7 +126,7 @@ def ring_traffic(ring_all_gather: Callable, ring_bytes: Callable) -> Picture:
         formula = require_number(ring_bytes(CHART_SIZE, ranks), "ring_bytes")
         [sent] = recorded_collectives.counted_bytes(ring_all_gather, ranks, CHART_SIZE)
         rows.append(Bar(f"{ranks} ranks", sent / 1e6,
-                        formula / 1e6, guessed("0.3") if ranks == 4 else None))
+                        formula / 1e6, guessed("0.3") if ranks == 4 else None, palette.PLAIN))
     return bars(rows, unit="MB", title="sent by each rank to all-reduce 12 MB",
                 limit=(2 * CHART_SIZE / 1e6, "twice the size"),
                 lesson=f"From {MEASURED[0]} to {MEASURED[-1]} ranks: {rows[0].measured:.3g} to "

@@ -1,5 +1,7 @@
 """The bases of what this package raises, importable without torch."""
 
+from labs.words import wrapped
+
 RUN_AGAIN = ("To continue, run this cell again, and then those below it: what the cells above have "
              "defined is still there.")
 
@@ -11,7 +13,19 @@ class LaunchError(RuntimeError):
     output: list[str] = ()
 
     def _render_traceback_(self):  # IPython's hook
-        return [f"{type(self).__name__}: {self}"]
+        return [wrapped(f"{type(self).__name__}: {self}")]
+
+
+class NotRunYet(NameError):
+    """A cell used a name that a cell which has not run defines: in a notebook the message, and what
+    to run first, without a traceback, because no line of the student's is wrong."""
+
+    def __init__(self, message: str, what_to_run: str):
+        super().__init__(message)
+        self.what_to_run = what_to_run
+
+    def _render_traceback_(self):
+        return [wrapped(f"NameError: {self}"), wrapped(self.what_to_run)]
 
 
 class Stopped(KeyboardInterrupt):
@@ -19,7 +33,7 @@ class Stopped(KeyboardInterrupt):
     message, what was being done and what to run next, and no traceback."""
 
     def _render_traceback_(self):
-        return [str(self), *_was_doing(self), RUN_AGAIN]
+        return [*map(wrapped, [str(self), *_was_doing(self), RUN_AGAIN])]
 
 
 def _was_doing(error: BaseException | None) -> list[str]:

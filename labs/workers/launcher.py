@@ -115,6 +115,11 @@ def _options(given) -> Options:
     return Options(**{"timeout": _time_limit.get(), **given})
 
 
+def has_been_told(reason: str) -> None:
+    """Notes that the student has read why ranks run where they do: no launch prints it again."""
+    _announced.add(reason)
+
+
 def _announce(plan, quiet):
     """Says once what was chosen and why, and warns of more ranks than sensible."""
     if warning := devices.oversubscription(plan.ranks):

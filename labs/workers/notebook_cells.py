@@ -4,6 +4,7 @@ messages that say which cell to run, in place of a bare NameError or a look at a
 Imports no IPython: without a kernel there is nothing to say.
 """
 
+import builtins
 import contextlib
 import json
 import os
@@ -11,12 +12,15 @@ import re
 import symtable
 import sys
 
+from labs.words import listed
+
 ABOVE = "Run > Run All Above Selected Cell runs all that come before it"
 # Names at the left margin of a cell: functions, classes, and the first target of an assignment. A
 # regular expression, because a cell that is not Python has no syntax tree.
 _DEFINES = re.compile(r"^(?:async +)?(?:def|class) +(\w+)|^(\w+)(?: *,.*?)? *=(?!=)", re.MULTILINE)
 _IMPORTS = re.compile(r"^(?:from +\S+ +)?import +(.+)$", re.MULTILINE)
 _GUESS = re.compile(r"""^labs\.guess\(\s*["']([\w.]+)["']""", re.MULTILINE)
+_HEADINGS = re.compile(r"^#+ +(.+)$", re.MULTILINE)
 _MISSING = re.compile(r"name '(\w+)' is not defined")
 # What the first cells of all our notebooks import, where the notebook's file is not known.
 _OURS = {"lab", "labs", "launch", "torch", "dist"}
@@ -61,9 +65,19 @@ def what_to_run(message: str) -> str:
         return (f"The last cell that defines {name} is not Python ({unread[name]}): fix it and run "
                 "it, then this one.")
     if cell := _cell_with(name):
-        return (f"{name} is defined in the cell that begins with `{cell}`, which has not run to "
-                f"its end since the kernel was started: run it first ({ABOVE}), then this one.")
+        others = [other for other in _missing_too() if other != name]
+        return (f"{name} is defined in the cell that begins with {cell}, which has not run to "
+                f"its end since the kernel was started: run it first ({ABOVE}), then this one."
+                + (f" Missing, too: {listed(others)}." if others else ""))
     return f"Run the cells above this one first ({ABOVE})." if name in _OURS else ""
+
+
+def _missing_too() -> list[str]:
+    """The names that the cell that runs uses, and that a cell which has not run defines."""
+    shell = _shell()
+    source = shell.user_ns["In"][-1]
+    return sorted(name for name in _used_names(source) - names_in(source) - set(shell.user_ns)
+                  if not hasattr(builtins, name) and _cell_with(name))
 
 
 def names_in(source: str) -> set[str]:
@@ -78,19 +92,28 @@ def names_in(source: str) -> set[str]:
 
 
 def _cell_with(name) -> str:
-    """The first line of the cell that defines a name, in the notebook of this kernel; or ""."""
-    # Jupyter's server and VS Code each say in a way of their own which file it is.
-    path = _shell().user_ns.get("__vsc_ipynb_file__") or os.environ.get("JPY_SESSION_NAME", "")
-    cells = []
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        with open(path, encoding="utf-8") as file:
-            cells = json.load(file).get("cells", [])
-    for cell in cells:
+    """The first line of the cell that defines a name, in the notebook of this kernel, and the
+    heading that it stands under; or ""."""
+    heading = ""
+    for cell in _cells():
         source = "".join(cell.get("source", ""))
+        if cell.get("cell_type") == "markdown":
+            heading = next(reversed(_HEADINGS.findall(source)), heading)
         if cell.get("cell_type") == "code" and name in names_in(source):
             first = source.strip().splitlines()[0]
-            return first if len(first) <= 70 else first[:69] + "…"
+            begins = f"`{first if len(first) <= 70 else first[:69] + '…'}`"
+            return begins + (f" (below the heading “{heading.strip()}”)" if heading else "")
     return ""
+
+
+def _cells() -> list[dict]:
+    """The cells of the notebook of this kernel; none where its file is not known."""
+    # Jupyter's server and VS Code each say in a way of their own which file it is.
+    path = _shell().user_ns.get("__vsc_ipynb_file__") or os.environ.get("JPY_SESSION_NAME", "")
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        with open(path, encoding="utf-8") as file:
+            return json.load(file).get("cells", [])
+    return []
 
 
 def _shell():

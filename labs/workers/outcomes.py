@@ -90,6 +90,13 @@ class Outcome:
         return next(reversed(source_lines.students(self.stack)), None)
 
     @property
+    def sleeps(self) -> bool:
+        """Whether a rank outside of any collective is at a line that sleeps."""
+        # By the line's text: sleep is a function of C and has no frame of its own.
+        return (self.kind is Kind.COMPUTING and self.place is not None
+                and re.search(r"\bsleep\(", self.place.source) is not None)
+
+    @property
     def signal(self) -> signal.Signals | None:
         """The signal that killed its process, if one did."""
         return signal.Signals(-self.exit_code) if self.exit_code and self.exit_code < 0 else None
@@ -113,7 +120,7 @@ def root_cause(outcomes: Iterable[Outcome]) -> Outcome | None:
 # The rest of a sentence that begins with one rank or several: [of one|of several].
 _PHRASES = {
     Kind.STARTING: "[was|were] still starting",
-    Kind.COMPUTING: "[computes|compute]{place}",
+    Kind.COMPUTING: "[{does}s|{does}]{place}",
     Kind.WAITING: "[waits|wait] in {collective}{place}{since}",
     Kind.MISMATCHED: "[calls|call] {collective}{place}",
     Kind.OUT_OF_COLLECTIVES:
@@ -152,7 +159,7 @@ def describe(outcome: Outcome, ranks: int = 1, phrases: dict[Kind, str] = _PHRAS
         o=outcome, collective=outcome.collective + number,
         message=f": {message}" if message else "", cause=_cause_of_death(outcome),
         hint=_hint(outcome),
-        place=_where(outcome),
+        place=_where(outcome), does="sleep" if outcome.sleeps else "compute",
         since=f" for {outcome.seconds:.0f} s" if outcome.seconds >= 1 else "")
 
 

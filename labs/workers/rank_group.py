@@ -5,7 +5,7 @@ import selectors
 import time
 from collections.abc import Callable
 
-from labs.words import named_ranks
+from labs.words import named_ranks, wrapped
 from labs.workers import hang_rules, outcomes, processes, source_lines, worker
 from labs.workers.collective_matching import Announcement, CollectiveLog
 from labs.workers.devices import Plan
@@ -196,9 +196,9 @@ class RankGroup:
         if self.stall_notice.is_due(last_sign):
             quiet = time.monotonic() - last_sign
             lines = "; ".join(outcomes.summary(self._outcomes(disturb=False)))
-            self.output.show_notice(
+            self.output.show_notice(wrapped(
                 f"nothing new for {quiet:.0f} s: {lines}. Interrupt the cell if that is not meant; "
-                "launch(..., timeout=60) would stop it by itself.")
+                "launch(..., timeout=60) would stop it by itself."))
 
     def running_line(self) -> str:
         """What each rank does, for the line of a launch that takes long; "" before that. Another

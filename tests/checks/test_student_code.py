@@ -231,4 +231,5 @@ def test_the_stop_button_ends_a_cells_check_and_says_what_to_run_next(kernel):
     line, *rest = error.strip().splitlines()
     assert line.startswith("interrupted in your code, at In [") and "goes on" not in text
     assert line.endswith("line 3:  while True: pass")
-    assert [words[:21] for words in rest] == ["The cell was at work ", "To continue, run this"]
+    assert [words[:21] for words in rest] == ["The cell was at work ", "To continue, run this",
+                                              "defined is still ther"]

@@ -102,9 +102,17 @@ def test_no_limit_runs_through_a_label():
         assert box.x1 <= drawn.figure.bbox.x1
 
 
+def test_a_number_that_is_small_beside_the_sum_is_written():
+    drawn = numbers_before_and_after([1, 4, 9, 16], [120] * 4, 60)
+    [ax] = drawn.figure.axes
+    assert {"1", "4", "9", "16"} <= {text.get_text() for text in ax.texts}
+
+
 def test_numbers_after_a_collective_answer_the_guess():
     drawn = numbers_before_and_after([1, 4], [2.5, 2.5], 8)
     assert drawn.figure.legends[0].get_title().get_text() == "After: every rank has 2.5"
-    assert drawn.text.endswith("You guessed 8, and it is 2.5: 3.2 times too high.")
+    assert drawn.text.endswith("You guessed 8, and it is 2.5.")
+    right = numbers_before_and_after([1, 4], [2.5, 2.5], 2.5)
+    assert right.text.endswith("You guessed 2.5, and it is 2.5: right.")
     different = numbers_before_and_after([1, 4], [2.5, 4], 8)
     assert "You guessed" not in different.text

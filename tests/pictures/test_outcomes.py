@@ -62,3 +62,26 @@ def test_every_rank_returned():
     picture = outcomes.draw_success([1, list(range(1000))])
     assert picture.text.startswith("rank 0 returned 1")
     on_the_sheet(picture)
+
+
+@pytest.mark.parametrize(("line", "shown"), [
+    ("dist.all_reduce(x)  # sums `x` over all ranks", "dist.all_reduce(x)"),
+    ("print('#1')", "print('#1')"), ("# a comment", "# a comment"), ("f(a,  # first", "f(a,")])
+def test_a_line_of_code_stands_without_its_comment(tmp_path, line, shown):
+    file = tmp_path / "train.py"
+    file.write_text(f"{line}\n")
+    picture = outcomes.draw_failure(stuck(Outcome(
+        0, Kind.WAITING, collective="barrier", number=1, stack=[Place(str(file), 1, "train")])))
+    assert shown in [text.get_text() for text in picture.figure.axes[0].texts]
+    on_the_sheet(picture)
+
+
+def test_a_call_with_arguments_is_not_cut(tmp_path):
+    file = tmp_path / "In [48]"
+    file.write_text("dist.broadcast(total, src=1)\n")
+    picture = outcomes.draw_failure(stuck(Outcome(
+        1, Kind.MISMATCHED, collective="broadcast of float32 [1] with root 1", number=1,
+        stack=[Place(str(file), 1, "train")])))
+    texts = [text.get_text() for text in picture.figure.axes[0].texts]
+    assert "dist.broadcast(total, src=1)" in texts
+    on_the_sheet(picture)

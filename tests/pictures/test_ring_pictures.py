@@ -72,10 +72,10 @@ def test_a_piece_on_its_way_is_drawn_in_addition_to_what_ranks_held_before():
     still, moving = ring.ring_step(states, 1, moved=1.0), ring.ring_step(states, 1, moved=0.5)
     assert still.figure.get_size_inches().tolist() == moving.figure.get_size_inches().tolist()
     # The digits of 100, 20 and 3 on their ways, the last one seen in part below and in part above;
-    # but not yet 110 in place of 10, and 22 in place of 2.
-    assert len(words(moving)) - len(words(still)) == 3 + 2 + 1 + 1 - 2
+    # but not yet 110 in place of 010, and 022 in place of 002. Each number has all three digits.
+    assert len(words(moving)) - len(words(still)) == 4 * 3
     at = words(moving).index("rank 1") + 1
-    assert words(moving)[at:at + 2] == ["1", "0"]
+    assert words(moving)[at:at + 3] == ["0", "1", "0"]
 
 
 @pytest.mark.parametrize(("states", "titles"), [

@@ -51,7 +51,7 @@ SAYS = {
     # with no Jupyter: a picture, a launch's output, a failure's account, a guess beside its result
     "00": ["GPU 0: {name}", "I compute on cuda:{last}", "{reason}", "rank 0 │ I am one of",
            "MB sent by each rank to all-reduce 12 MB", "launch raised RanksStuck: deadlock",
-           "your guess: 10", "✓ Exercise 0.1", "✓ Exercise 0.5"],
+           "your guess: 60", "✓ Exercise 0.1", "✓ Exercise 0.5"],
     "01": ["{ranks} ranks"],
     "02": ["{preset}: {ranks} ranks, GPT-2"],
     "03": ["{preset}: {ranks} ranks, GPT-2"],
@@ -69,7 +69,7 @@ SAYS = {
            "2 restarts; exit code 0", "50 of 50 losses are equal to the last bit",
            "cannot be shown here. The pretend node has no hosts.",
            "parameters in the end are equal"]}
-REASONS = {1: "4 ranks share 1 GPU with gloo", 8: "one GPU per rank with NCCL (8 found)"}
+REASONS = {1: "4 ranks share 1 GPU with gloo", 8: "GPU per rank with NCCL (8 found)"}
 HTML = re.compile(r"<(div|svg|table|p|span)\b")
 NBYTES = {"04": 1.5e7}  # of each GPU's memory, for the labs that fill it
 WRITES = {"06", "08"}  # scripts and their results, into the folder where it runs

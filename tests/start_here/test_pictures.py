@@ -2,6 +2,7 @@
 text claims is so."""
 
 import ast
+import re
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import labs
 import labs.start_here as lab
 from labs.checks import verdicts
 from labs.start_here import scaffold
+from labs.workers import launcher
 
 SOURCE = Path(__file__).parents[2] / "solutions" / "00_start_here.py"
 pytestmark = pytest.mark.usefixtures("warm_launcher")
@@ -110,7 +112,9 @@ def test_the_rings_slider_shows_every_step_and_stands_still_without_a_kernel(not
     grid, view = steps.box().children
     [slider] = grid.children
     assert slider.get_state(["label", "options", "index"]) == {
-        "label": "step", "options": ["before", "1: add", "2: copy"], "index": 0}
+        "label": "step", "options": ["before", "1: add", "2: copy"], "index": 1}
+    assert "alt='step 1 of 2: reduce-scatter, the receiver adds the piece" in view.value
+    slider.set_state({"index": 0})
     assert "alt='before the first step: Each rank holds its own numbers only." in view.value
     slider.set_state({"index": 2})  # what the browser sends
     assert "alt='step 2 of 2: all-gather, the receiver copies the piece: Rank 0" in view.value
@@ -158,6 +162,15 @@ def test_infinity_is_drawn_and_so_is_a_function_without_a_collective():
     assert [state.arrow for state in picture.data] == ["", "no collective"]
     assert picture.text.splitlines()[:2] == ["who holds what: before → no collective",
                                              "rank 0: 10 20 → inf inf"]
+
+
+def test_why_ranks_run_on_the_cpu_is_said_once(capsys, monkeypatch):
+    """By the picture of the machine, and not by the next launch again."""
+    monkeypatch.setattr(launcher, "_announced", set())
+    said = labs.machine().data.plan.reason
+    capsys.readouterr()
+    labs.launch(dist.get_rank, ranks=2)
+    assert said not in capsys.readouterr().out
 
 
 def test_a_plain_script_prints_what_pictures_show(notebook, capsys):
@@ -221,6 +234,13 @@ def test_diagnosis_of_the_uneven_training(notebook):
     assert picture.text.endswith("You guessed rank 0, and rank 0 it is.")
 
 
+def test_diagnosis_of_the_first_deadlock(notebook):
+    picture = lab.diagnose(notebook["rank_1_is_missing"], ranks=3)
+    assert [lane.label for lane in picture.data] == [
+        "waits in all_reduce (#1)", "returned", "waits in all_reduce (#1)"]
+    assert "RanksStuck: deadlock" in picture.text
+
+
 def test_diagnosis_of_one_failing_rank(notebook):
     picture = lab.diagnose(notebook["share_the_work"], ranks=3)
     assert picture.text.startswith("launch raised RankFailed: rank 0 raised ZeroDivisionError")
@@ -243,6 +263,14 @@ def test_diagnosis_when_nothing_is_wrong():
 
 
 # claims of the text
+
+
+@pytest.mark.parametrize("answer", ["4 · 30", "Then rank 0 had no batch left"])
+def test_what_a_guess_asks_for_is_folded(answer):
+    """It stands right below the cell, so it would be read before the guess is made."""
+    text = SOURCE.read_text(encoding="utf-8")
+    folded = "".join(re.findall(r"<details>.*?</details>", text, re.DOTALL))
+    assert text.count(answer) == folded.count(answer) == 1
 
 
 def test_gloo_gives_up_after_30_minutes():

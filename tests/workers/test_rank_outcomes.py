@@ -133,3 +133,13 @@ def test_a_wait_that_ends_while_the_heartbeat_looks_is_none_or_has_a_beginning()
 
     heart = SimpleNamespace(waits=Leaving())
     assert Heartbeat._wait(heart, Snapshot.of(sys._getframe()), None) == ("wait", 1.0)
+
+
+@pytest.mark.parametrize(("line", "does"), [
+    ("time.sleep(100)", "sleeps"), ("sleep(1); x = 2", "sleeps"), ("x = asleep(3)", "computes"),
+    ("x = torch.ones(2)", "computes")])
+def test_a_rank_at_a_line_that_sleeps_is_not_said_to_compute(tmp_path, line, does):
+    file = tmp_path / "train.py"
+    file.write_text(f"{line}\n")
+    outcome = Outcome(0, Kind.COMPUTING, stack=[Place(str(file), 1, "train")])
+    assert outcomes.describe(outcome) == f"{does} at train.py line 1"
