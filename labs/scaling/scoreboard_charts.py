@@ -36,7 +36,7 @@ def picture_of(board: Scoreboard) -> Picture:
     rows = {quantity: _once(board, quantity) for quantity in _PANELS}
     figure, axes = canvas(WIDTH, 3.9 + marks.HEADLINE, ncols=2)
     lesson = "; ".join(
-        f"{name}: {len(found):,} runs, half of them within {_median(found):.0f} % of the prediction"
+        f"{name}: {len(found):,} runs, half of them within {_median(found):.1f} % of the prediction"
         for name, found in (("Seconds", rows["seconds"]), ("memory", rows["memory"])))
     marks.headline(figure, lesson)
     for ax, (quantity, (label, unit)) in zip(axes, _PANELS.items(), strict=True):

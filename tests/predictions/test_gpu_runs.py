@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -194,6 +195,38 @@ def test_stages_are_listed_or_named(stages, says):
         assert held[0] == pytest.approx(held[1])
 
 
+def test_lora_keeps_gradients_of_few_and_computes_no_others():
+    plan = Plan(16, sharding="FSDP", recompute="full")
+    whole, few = _job(code=PYTORCH_EAGER), _job(code=PYTORCH_EAGER, lora=16)
+    # what peft prints for Llama-3-8B with rank 16 on q, k, v, o, gate, up and down
+    assert 32 * few.trained * few.layer_parameters == pytest.approx(41_943_040)
+    one, other = rank_memory(whole, plan), rank_memory(few, plan)
+    assert one["parameters"] == other["parameters"]
+    assert other["optimizer state"] < 0.01 * one["optimizer state"] > 0
+    slow, fast = step_parts(whole, plan), step_parts(few, plan)
+    # of four products with recomputation, that of the weights' gradient goes
+    assert fast.matmul == pytest.approx(0.75 * slow.matmul, rel=0.06)
+
+
+def test_offload_frees_the_gpu_and_takes_longer():
+    plan = Plan(16, sharding="FSDP", recompute="full")
+    away = replace(plan, offload=True)
+    job = _job(code=PYTORCH_EAGER)
+    held = rank_memory(job, away)
+    assert held["parameters"] == held["optimizer state"] == held["gradients"] == 0
+    assert held["gathered parameters"] == rank_memory(job, plan)["gathered parameters"] > 0
+    assert step_parts(job, away).host > 0 == step_parts(job, plan).host
+    assert "belongs to FSDP" in impossible(job, replace(away, sharding="DDP"))
+
+
+@pytest.mark.parametrize("loss, bytes_each", [("eager", 12), ("in place", 6), ("chunked", 0.6)])
+def test_a_kind_of_loss_has_its_bytes_for_each_logit(loss, bytes_each):
+    plan = Plan(16, sharding="FSDP", recompute="none")
+    held = rank_memory(_job(code=PYTORCH_EAGER, loss=loss), plan)["logits"]
+    assert held == pytest.approx(bytes_each * 4096 * 128256)
+    assert "choose eager, in place, chunked" in impossible(_job(loss="odd"), plan)
+
+
 @pytest.mark.parametrize("tensor, micro_batch, name", [(1, 1, "kernels"), (8, 1, "launch")])
 @pytest.mark.parametrize("factor", [0.7, 1.4])
 def test_one_measured_step_is_then_predicted_to_the_digit(tensor, micro_batch, name, factor):
@@ -258,3 +291,23 @@ def test_every_code_base_answers(name):
 def test_a_mean_of_nothing_is_no_score(board):
     assert board.scores("seconds", "no such group") == {}
     assert scoreboard.compare([]).rows == []
+
+
+def test_the_readme_says_what_the_scoreboard_says(board):
+    ours = board.scores("seconds", "nanotron, up to 256 GPUs")[OURS]
+    peaks = {row.run.id: abs(row.predicted[OURS] / row.measured - 1) for row in board.rows
+             if row.quantity == "memory"}
+    text = " ".join(Path("README.md").read_text(encoding="utf-8").split())
+    assert f"half of {ours.rows} public runs on 8 to 256 H100s took within {ours.median:.0f} %" in text
+    within = 100 * np.median(list(peaks.values()))
+    assert f"half of {len(peaks):,} peaks were within {within:.1f} % of its bytes" in text
+
+
+def test_the_picture_shows_every_run_and_says_how_near_they_are():
+    from labs.scaling.scoreboard_charts import COLOURS, show_gpu_runs
+
+    picture = show_gpu_runs()
+    assert {row.run.source for row in picture.data.rows} == set(COLOURS)
+    assert picture.text.startswith("Seconds: 1,2") and "half of them within" in picture.text
+    for source in COLOURS:
+        assert f"seconds, {source}: " in picture.text
