@@ -109,6 +109,15 @@ def test_gpus_are_a_number_and_a_name(text, capsys):
     assert "is not of the kind 64xH100" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("sharding, says", [
+    ("FSDP", "of 12 layers with fake tensors"), ("ZeRO-1", "none: it follows DDP and FSDP alone")])
+def test_exact_adds_a_dry_run_where_there_can_be_one(monkeypatch, capsys, sharding, says):
+    code, out, _ = ask(monkeypatch, capsys, "GPT-2", "--gpus", "8xA100-80", "--tp", "1",
+                       "--micro-batch", "1", "--sharding", sharding, "--recompute", "none",
+                       "--batch", "8", "--sequence", "256", "--exact")
+    assert code == 0 and says in " ".join(out.split())
+
+
 def test_a_measured_step_corrects_the_prediction(monkeypatch, capsys, tmp_path):
     arguments = ("Llama-3-8B", "--gpus", "64xH100", "--json")
     _, out, _ = ask(monkeypatch, capsys, *arguments)

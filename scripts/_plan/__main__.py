@@ -64,6 +64,9 @@ def check(arguments):
                                        "(PyTorch, eager)")
     parser.add_argument("--compiled", action="store_true", help="torch.compile")
     parser.add_argument("--calibrate", metavar="FILE", help="one measured step, as below")
+    parser.add_argument("--exact", action="store_true",
+                        help="also a dry run of each plan with DDP or FSDP alone: seconds, exact "
+                             "bytes")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args(arguments)
 
@@ -93,7 +96,7 @@ def main():
         print(f"scripts/plan: {error}", file=sys.stderr)
         return 1
     text = (json.dumps(printed.as_json(question, answers)) if arguments.json
-            else printed.text(question, answers))
+            else printed.text(question, answers, arguments.exact))
     try:
         print(text, flush=True)
     except BrokenPipeError:  # of `| head`: what it wanted it has

@@ -2,14 +2,15 @@
 
 import textwrap
 
+from _plan import exact
 from labs.training.memory_categories import GB
 from labs.words import counted
 
 WIDTH = 100
 
 
-def text(question, answers) -> str:
-    """The answer for a terminal."""
+def text(question, answers, is_exact=False) -> str:
+    """The answer for a terminal. is_exact: with dry runs."""
     lines = [str(question.job)]
     lines += [f"taken: {one}" for one in question.assumed]
     lines += [question.calibration] * bool(question.calibration)
@@ -17,7 +18,7 @@ def text(question, answers) -> str:
         return "\n".join([*lines, "", _nothing(question)])
     for number, answer in enumerate(answers, 1):
         lines += ["", f"{number}  {answer.plan}" if len(answers) > 1 else str(answer.plan),
-                  *_memory(answer), *_seconds(answer)]
+                  *_memory(answer), *_exact(answer, is_exact), *_seconds(answer)]
     return "\n".join(line for long in lines for line in _wrapped(long))
 
 
@@ -50,6 +51,10 @@ def _memory(answer) -> list[str]:
     return [*found, f"            {fitting}: {room / GB:.1f} GB of the {answer.job.gpu.name} are "
                     f"free beside CUDA and NCCL{sure}; {_interval(answer.memory_factors)} between "
                     f"{low / GB:.1f} and {high / GB:.1f}"]
+
+
+def _exact(answer, wanted) -> list[str]:
+    return [f"   dry run  {exact.sentence(answer)}"] if wanted else []
 
 
 def _interval(factors) -> str:

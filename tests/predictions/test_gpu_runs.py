@@ -298,7 +298,8 @@ def test_the_readme_says_what_the_scoreboard_says(board):
     peaks = {row.run.id: abs(row.predicted[OURS] / row.measured - 1) for row in board.rows
              if row.quantity == "memory"}
     text = " ".join(Path("README.md").read_text(encoding="utf-8").split())
-    assert f"half of {ours.rows} public runs on 8 to 256 H100s took within {ours.median:.0f} %" in text
+    steps = f"half of {ours.rows} public runs on 8 to 256 H100s took within {ours.median:.0f} %"
+    assert steps in text
     within = 100 * np.median(list(peaks.values()))
     assert f"half of {len(peaks):,} peaks were within {within:.1f} % of its bytes" in text
 

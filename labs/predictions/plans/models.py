@@ -2,9 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from labs.predictions.memory.parameters import Shape, shape_of
 from labs.training.known_models import SIZES, TIED
+
+if TYPE_CHECKING:  # importing transformers takes seconds
+    from transformers import PreTrainedConfig
 
 
 class NoModel(ValueError):
@@ -15,13 +19,31 @@ def shape_named(name: str) -> Shape:
     """The sizes of the model. Raises NoModel."""
     if name in SIZES:
         return _known(name)
+    path = _file(name)
+    try:
+        return shape_of(_read(path))
+    except ValueError as error:
+        raise NoModel(f"{path}: {error}") from None
+
+
+def config_named(name: str) -> "PreTrainedConfig":
+    """The configuration of the model, from which it can be built. Raises NoModel."""
+    if name in SIZES:
+        from labs.training import hf_configs
+
+        return hf_configs.config(name)
+    return _read(_file(name))
+
+
+def _file(name) -> Path:
+    """The configuration's file."""
     path = Path(name)
     if path.is_dir():
         path = path / "config.json"
     if path.is_file():
-        return _read(path)
+        return path
     if name.count("/") == 1 and not path.suffix:
-        return _read(_from_hub(name))
+        return _from_hub(name)
     raise NoModel(f"no model {name!r}: choose {', '.join(SIZES)}, or give a file like config.json, "
                   "or a name of the hub such as Qwen/Qwen3-4B")
 
@@ -40,7 +62,7 @@ def _known(name) -> Shape:
     return shape_of(hf_configs.config(name))
 
 
-def _read(path) -> Shape:
+def _read(path) -> "PreTrainedConfig":
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -51,7 +73,7 @@ def _read(path) -> Shape:
     from transformers import AutoConfig
 
     try:
-        return shape_of(AutoConfig.for_model(**content))
+        return AutoConfig.for_model(**content)
     except (ValueError, TypeError) as error:
         raise NoModel(f"{path}: {error}") from None
 
