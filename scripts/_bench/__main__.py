@@ -43,7 +43,11 @@ def check(arguments: list) -> argparse.Namespace:
         prog="scripts/bench", formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Measure one thing, interleaved with what it is compared with, in one run.",
         epilog=f"benches:\n{listed}\n\nOnly ratios measured in one run can be compared; "
-               "these machines' seconds drift.")
+               "these machines' seconds drift.\n\n"
+               "gpu-runs also asks accelerate, and where they are installed in .venv:\n"
+               "  DeepSpeed     pip install 'data-parallel-workbook[third-party]'\n"
+               "  mlsysim       pip install mlsysim==0.3.0\n"
+               "  llm-analysis  pip install --no-deps llm-analysis==0.2.2 fire termcolor")
     parser.add_argument("bench", choices=list(BENCHES))
     parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
     count = positive(int)
@@ -61,7 +65,8 @@ def check(arguments: list) -> argparse.Namespace:
                         help="of the bench steptime: published runs, a JSON file like "
                              "labs/predictions/step_time/published_runs.json (default: that one); "
                              "of pipeline: a CSV or JSON file like "
-                             "labs/predictions/pipelines/zero_bubble_table_9.csv (that one)")
+                             "labs/predictions/pipelines/zero_bubble_table_9.csv (that one); of "
+                             "gpu-runs: a folder like labs/predictions/gpu_runs/rows (that one)")
     return parser.parse_args(arguments)
 
 

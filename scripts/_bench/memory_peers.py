@@ -12,6 +12,7 @@ from unittest import mock
 from torch._subclasses import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 
+from _bench.deepspeed_estimates import model_states
 from _bench.memory_measured import fake_ranks, in_fresh_process
 from labs.predictions.dryrun import fake, jobs
 
@@ -95,17 +96,9 @@ def _deepspeed(case) -> tuple:
     """(bytes of the node's CPU, bytes of each GPU)."""
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     with contextlib.redirect_stdout(None):
-        from deepspeed.runtime.zero.stage3 import (
-            estimate_zero3_model_states_mem_needs as stage3,
-        )
         from deepspeed.runtime.zero.stage3 import model_to_params
-        from deepspeed.runtime.zero.stage_1_and_2 import (
-            estimate_zero2_model_states_mem_needs as stage2,
-        )
     total, largest = model_to_params(jobs.build(case.job))
-    if case.reshard:
-        return stage3(total, largest, case.ranks, cpu_offload=False, cpu_offload_params=False)[:2]
-    return stage2(total, case.ranks, cpu_offload=False)
+    return model_states(total, largest, case.ranks, stage=3 if case.reshard else 2)
 
 
 def accelerate(case, device) -> int:

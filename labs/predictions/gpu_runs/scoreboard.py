@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from labs.predictions.gpu_runs import estimators
+from labs.predictions.gpu_runs.estimators import ESTIMATORS, Estimator
 from labs.predictions.gpu_runs.run import GpuRun
 from labs.predictions.plans.calibration import NoCalibration, calibrated
 from labs.predictions.plans.intervals import memory_factors, seconds_factors
@@ -60,12 +60,13 @@ class Score:
 class Scoreboard:
     """rows: all that can be compared. refused: reason -> rows. fit: counts of rows that ran or did
     not, by what was predicted. choices: (model, GPUs) -> speed of the chosen plan over the best
-    measured one's."""
+    measured one's. estimators: those that were asked beside us."""
 
     rows: list[Row]
     refused: dict[str, int]
     fit: dict[str, int]
     choices: dict[tuple[str, int], float] = field(default_factory=dict)
+    estimators: tuple[Estimator, ...] = ()
 
     def groups(self) -> list[tuple[str, str]]:
         """(quantity, group), seconds first; a group that has the same rows as one before it is left
@@ -85,11 +86,19 @@ class Scoreboard:
         names = dict.fromkeys(name for row in rows for name in row.predicted)
         return {name: found for name in names if (found := _score(rows, name))}
 
+    def answered(self, estimator: Estimator) -> tuple[int, int]:
+        """Runs whose quantity the estimator predicts, and those that it refuses."""
+        # a run's seconds can be a row of two groups
+        known = {row.run.id: bool(row.predicted[estimator.name]) for row in self.rows
+                 if row.quantity == estimator.quantity}
+        return sum(known.values()), len(known) - sum(known.values())
 
-def compare(runs: Iterable[GpuRun], progress: Callable[[int], None] = lambda done: None
-            ) -> Scoreboard:
-    """The scoreboard of these runs."""
+
+def compare(runs: Iterable[GpuRun], progress: Callable[[int], None] = lambda done: None,
+            extra: Iterable[Estimator] = ()) -> Scoreboard:
+    """The scoreboard of these runs. extra: estimators to ask beside ESTIMATORS."""
     runs, rows, refused = list(runs), [], defaultdict(int)
+    asked = (*ESTIMATORS, *extra)
     corrected = _calibrations(runs)
     for number, run in enumerate(runs):
         progress(number)
@@ -97,10 +106,10 @@ def compare(runs: Iterable[GpuRun], progress: Callable[[int], None] = lambda don
             refused[run.refused] += 1
             continue
         if run.seconds:
-            rows += _seconds_rows(run, corrected)
+            rows += _seconds_rows(run, corrected, asked)
         if run.memory:
-            rows.append(_memory_row(run))
-    return Scoreboard(rows, dict(refused), _fit(runs), choices(runs))
+            rows.append(_memory_row(run, asked))
+    return Scoreboard(rows, dict(refused), _fit(runs), choices(runs), asked)
 
 
 def predicted_seconds(run: GpuRun) -> float:
@@ -122,21 +131,24 @@ def seconds_groups(run: GpuRun) -> list[str]:
         f"{run.source}, more GPUs"]
 
 
-def _seconds_rows(run, corrected) -> list[Row]:
+def _seconds_rows(run, corrected, asked) -> list[Row]:
     ours = predicted_seconds(run)
     low, high = seconds_factors(run.job, run.plan).of(ours)
-    predicted = {OURS: ours, CALIBRATED: _with(corrected, run),
-                 **{name: of(run.job, run.plan) for name, of in estimators.SECONDS.items()}}
+    predicted = {OURS: ours, CALIBRATED: _with(corrected, run), **_others(run, "seconds", asked)}
     return [Row(run, "seconds", group, run.seconds, predicted, low, high)
             for group in seconds_groups(run)]
 
 
-def _memory_row(run) -> Row:
+def _memory_row(run, asked) -> Row:
     ours = predicted_memory(run)
     low, high = memory_factors(run.job, run.plan).of(ours)
-    predicted = {OURS: ours, **{name: of(run.job, run.plan, run.stage)
-                                for name, of in estimators.MEMORY.items()}}
+    predicted = {OURS: ours, **_others(run, "memory", asked)}
     return Row(run, "memory", f"{run.source}, {run.kind}", run.memory, predicted, low, high)
+
+
+def _others(run, quantity, asked) -> dict[str, float | None]:
+    return {one.name: one.of(run.job, run.plan, run.stage)
+            for one in asked if one.quantity == quantity}
 
 
 def _calibrations(runs) -> dict:

@@ -7,6 +7,7 @@ on micro-batches in flight; Rajbhandari et al., "ZeRO", SC 2020, section 5; Grat
 """
 
 import functools
+from dataclasses import replace
 
 from labs.predictions import hardware
 from labs.predictions.memory.activations import korthikanti
@@ -51,8 +52,8 @@ def layer_activations(job: Job, plan: Plan) -> float:
     if plan.recompute == "full":
         return 2 * plan.micro_batch * tokens * shape.hidden / plan.tensor
     if kept.hidden:
-        own = (kept.hidden * shape.hidden + kept.key * shape.key
-               + kept.mlp * shape.ffn) / plan.tensor
+        mlp = kept.plain_mlp if shape.family == "gpt2" and kept.plain_mlp else kept.mlp
+        own = (kept.hidden * shape.hidden + kept.key * shape.key + mlp * shape.ffn) / plan.tensor
         whole = kept.gathered * shape.hidden * (plan.tensor > 1) * (plan.pipeline == 1)
         return 2 * plan.micro_batch * tokens * (own + whole)
     if shape.family == "gpt2":
@@ -83,7 +84,7 @@ def rank_memory(job: Job, plan: Plan, stage: int = 0) -> dict[str, float]:
     # (tokens of a micro-batch, vocabulary / tensor), in elements
     logits = plan.micro_batch * job.sequence / plan.context * job.shape.vocabulary / plan.tensor
     on_gpu = not plan.offload
-    return {"parameters": on_gpu * recipe.parameters * own / shards,
+    found = {"parameters": on_gpu * recipe.parameters * own / shards,
             "gradients": on_gpu * job.trained * recipe.gradients * own / shards,
             "optimizer state": on_gpu * job.trained * recipe.optimizer_state * own
                                / optimizer_shards,
@@ -95,6 +96,35 @@ def rank_memory(job: Job, plan: Plan, stage: int = 0) -> dict[str, float]:
             "logits": is_last * logits * (
                 job.logit_bytes + kept.held * (plan.micro_batches(job) > 1)),
             "buffers": kept.fixed + _buffers(job, plan, stage)}
+    return _at_peak(job, plan, found) if kept.is_phased else found
+
+
+def _at_peak(job, plan, parts) -> dict[str, float]:
+    """The parts of the moment that holds most: when the loss is computed, when a recomputed layer
+    is, when the last gradients are reduced, or when AdamW takes the root of all second moments at
+    once (torch.optim's foreach)."""
+    kept, recipe, is_sharded = job.code.kept, job.bytes_per_parameter, plan.shards(job) > 1
+    layer = job.layer_parameters / plan.tensor * recipe.compute
+    ends = (1 if job.shape.tied else 2) * job.embedding_parameters / plan.tensor * recipe.compute
+    root = kept.root * ends
+    # DDP keeps a copy of all gradients in buckets; FSDP gathers and reduces layer by layer
+    buckets = 0 if is_sharded or plan.gpus == 1 else parts["gradients"]
+    whole = parts | {"buffers": parts["buffers"] + buckets, "unsharded gradients": 0.0,
+                     "gathered parameters": (kept.layers * layer + root) * is_sharded}
+    before = whole | {"gradients": parts["gradients"] * (plan.micro_batches(job) > 1)}
+    if plan.recompute == "full":
+        one = layer_activations(job, replace(plan, recompute="none"))
+        moments = [before | {"gathered parameters": (2 * layer + root) * is_sharded},
+                   whole | {"activations": parts["activations"] + one, "logits": 0.0}]
+    else:
+        moments = [before | {"logits": parts["logits"] * (1 + kept.backward / job.logit_bytes)}]
+    nothing = {"activations": 0.0, "logits": 0.0}
+    moments.append(whole | nothing | {"gathered parameters": kept.reduced * ends * is_sharded})
+    moments.append(whole | nothing | {
+        "gathered parameters": root * is_sharded,
+        "buffers": whole["buffers"] + parts["optimizer state"] / (
+            3 if recipe.optimizer_state == 12 else 2)})
+    return max(moments, key=lambda moment: sum(moment.values()))
 
 
 def _buffers(job, plan, stage) -> float:
