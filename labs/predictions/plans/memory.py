@@ -117,7 +117,9 @@ def _at_peak(job, plan, parts) -> dict[str, float]:
         moments = [before | {"gathered parameters": (2 * layer + root) * is_sharded},
                    whole | {"activations": parts["activations"] + one, "logits": 0.0}]
     else:
-        moments = [before | {"logits": parts["logits"] * (1 + kept.backward / job.logit_bytes)}]
+        # what another kind of loss has there is not known
+        late = 0.0 if job.loss else kept.backward / kept.logit
+        moments = [before | {"logits": parts["logits"] * (1 + late)}]
     nothing = {"activations": 0.0, "logits": 0.0}
     moments.append(whole | nothing | {"gathered parameters": kept.reduced * ends * is_sharded})
     moments.append(whole | nothing | {
