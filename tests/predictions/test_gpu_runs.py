@@ -182,6 +182,18 @@ def test_a_pipeline_on_many_nodes_stalls_and_one_on_few_does_not():
     assert few.stall == 0 < many.stall
 
 
+def test_a_row_that_lacks_something_does_not_keep_the_others_from_being_read(tmp_path):
+    content = json.loads((ROWS / "megatron.json").read_text())
+    first, second = [row for row in content["rows"] if "tp1_pp4_vp1" in row[0]][:2]
+    content["configs"] |= {"gpt/short": dict(content["configs"][first[0]])}
+    del content["configs"]["gpt/short"]["micro-batch-size"]
+    content["rows"] = [["gpt/short", *first[1:]], second, ["gpt/unknown", *first[1:]]]
+    (tmp_path / "megatron.json").write_text(json.dumps(content))
+    lacking, known, unknown = load(tmp_path)
+    assert lacking.refused == "it lacks micro-batch-size" and known.job
+    assert unknown.refused == "gpt is no dense GPT"
+
+
 @pytest.mark.parametrize("stages, says", [
     ((16, 16), "4 pipeline ranks are needed"), ((8, 8, 8, 9), "32 layers on 4"),
     ((-1, 11, 11, 11), "one number for each rank"), ("odd", "choose equal, by cost or list"),

@@ -6,7 +6,7 @@ Memory is that of world rank 0, which is in the pipeline's first stage.
 from collections.abc import Iterator
 
 from labs.predictions.code_bases import NANOTRON
-from labs.predictions.gpu_runs.run import GpuRun, Unreadable
+from labs.predictions.gpu_runs.run import BAD_ROW, GpuRun, Unreadable, why
 from labs.predictions.hardware import gpu
 from labs.predictions.memory.parameters import Shape
 from labs.predictions.plans.job import Job, Plan, impossible
@@ -32,8 +32,8 @@ def _run(row, number, about, models) -> GpuRun:
             raise Unreadable(reason)
         if plan.data * plan.micro_batch * row["grad_accum"] != job.batch:
             raise Unreadable("its micro-batches together are not its global batch")
-    except Unreadable as reason:
-        return GpuRun(**found, refused=str(reason))
+    except BAD_ROW as reason:
+        return GpuRun(**found, refused=why(reason))
     ran, tokens = found["ran"], row.get("tokens_per_s_per_gpu")
     return GpuRun(**found, job=job, plan=plan,
                   seconds=job.batch * job.sequence / tokens / job.gpus if ran and tokens else None,

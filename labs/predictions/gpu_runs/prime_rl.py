@@ -7,7 +7,7 @@ the host are refused.
 from collections.abc import Iterator
 
 from labs.predictions.code_bases import PRIME_RL, PRIME_RL_SFT
-from labs.predictions.gpu_runs.run import GpuRun, Unreadable
+from labs.predictions.gpu_runs.run import BAD_ROW, GpuRun, Unreadable, why
 from labs.predictions.hardware import gpu
 from labs.predictions.memory.parameters import Shape
 from labs.predictions.plans.job import Job, Plan, impossible
@@ -40,8 +40,8 @@ def _run(row) -> GpuRun:
         job, plan = _job(row)
         if reason := impossible(job, plan):
             raise Unreadable(reason)
-    except Unreadable as reason:
-        return GpuRun(**found, refused=str(reason))
+    except BAD_ROW as reason:
+        return GpuRun(**found, refused=why(reason))
     return GpuRun(**found, job=job, plan=plan)
 
 

@@ -9,6 +9,17 @@ class Unreadable(Exception):
     """A row that is no job of the planner's; says in one sentence which field is why."""
 
 
+BAD_ROW = (Unreadable, KeyError, TypeError, ValueError, ZeroDivisionError)
+"""What a row raises that cannot be read: one of them does not keep the others from being read."""
+
+
+def why(error: Exception) -> str:
+    """The reason in a sentence."""
+    if isinstance(error, KeyError):
+        return f"it lacks {error.args[0]}"
+    return str(error) if isinstance(error, Unreadable) else f"it cannot be read: {error}"
+
+
 @dataclass(frozen=True)
 class GpuRun:
     """A row of a folder of runs.
