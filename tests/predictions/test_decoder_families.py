@@ -163,3 +163,53 @@ def test_shapes_made_by_hand_follow_their_family():
 def test_what_is_not_counted_is_refused_in_one_sentence(name, words):
     with pytest.raises(ValueError, match=f"no closed form for model type {words}"):
         parameters.count(getattr(transformers, name)())
+
+
+def step_of(family, **more):
+    """A configuration whose step is recorded in less than a second, and the job to predict."""
+    sizes = dict(num_hidden_layers=2, hidden_size=48, num_attention_heads=6, vocab_size=2000,
+                 tie_word_embeddings=False, attention_bias=False, lm_head_bias=False,
+                 qk_layernorm=False)  # StableLM's norms per head take minutes to record
+    if family == "gpt2":
+        sizes |= dict(n_positions=40)
+    else:
+        sizes |= dict(num_key_value_heads=2, intermediate_size=40)
+    if family in FREE_HEADS:
+        sizes["head_dim"] = 8
+    if family in WITH_EXPERTS:
+        # torch's grouped product needs rows of multiples of 16 bytes.
+        sizes |= dict(num_local_experts=4, num_experts_per_tok=2, moe_intermediate_size=24)
+    config = config_of(family, random.Random(3), **sizes | more)
+    # transformers has no SDPA attention for Gemma 2, whose scores are capped.
+    attention = "eager" if family == "gemma2" else "sdpa"
+    config._attn_implementation = attention
+    return config, dict(attention=attention, batch=2, sequence=16, threads=2)
+
+
+@pytest.mark.parametrize("family", CLASSES)
+def test_a_fused_loss_holds_no_logits(family):
+    config, job = step_of(family)
+    if shape_of(config).head_bias:
+        with pytest.raises(ValueError, match="needs a model with a linear head without a bias"):
+            predict(config, loss="fused", **job)
+        return
+    usual, fused = (predict(config, loss=loss, **job)["forward"].activations
+                    for loss in ("fp32", "fused"))
+    # 4 bytes of each logit, that forward would hold until backward
+    assert usual - fused > 0.9 * 4 * 2 * 16 * config.vocab_size
+
+
+@pytest.mark.parametrize("family", ["mixtral", "olmoe", "qwen3_moe", "gemma3_text"])
+def test_a_loss_in_bf16(family):
+    config, job = step_of(family)
+    usual, other = (predict(config, loss=loss, recipe="bf16", **job)["peak"].activations
+                    for loss in ("fp32", "bf16"))
+    assert other < usual
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "gemma3_text", "phi", *WITH_EXPERTS])
+def test_a_step_on_a_real_rank(family):
+    config, job = step_of(family)
+    said, real = predict(config, **job), phases_of_plain(config, 2, 16)
+    for phase in ("build", "forward", "backward", "step", "peak"):
+        assert said[phase].total == pytest.approx(real[phase], abs=256), phase
