@@ -12,7 +12,7 @@ from labs.pictures import palette
 from labs.pictures.bars import Bar, bars
 from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
-from labs.predictions.memory.parameters import block_size, count, norm_size
+from labs.predictions.memory.parameters import block_size, count, norm_size, norms_size
 from labs.training import hf_configs
 
 
@@ -68,7 +68,7 @@ def _attention_causes(m, block, with_sizes) -> list[Cause]:
 
 
 def _bias_causes(m, block, with_sizes) -> list[Cause]:
-    no_feed_forward_bias = block - (m.family != "gpt2") * m.mlp_bias * m.ffn
+    no_feed_forward_bias = block - (m.mlp_matrices == 3) * m.mlp_bias * m.ffn
     return [
         Cause("all_biases_missing", with_sizes(qkv_bias=False, out_bias=False, mlp_bias=False),
               "all biases are missing",
@@ -92,30 +92,30 @@ def _bias_causes(m, block, with_sizes) -> list[Cause]:
 
 
 def _norm_causes(m, block) -> list[Cause]:
-    norms, gpt2 = 2 * norm_size(m), m.family == "gpt2"
+    norms, has_bias = norms_size(m), m.norm_bias
     # In the known GPT-2 the bias of the matrix that leads up is as large as both norms.
     as_large = m.mlp_bias and m.ffn == norms
     other = ", or the bias of the feed-forward part's first matrix" if as_large else ""
     return [
         Cause("two_norms_missing", block - norms, f"the two norms are missing{other}",
               f"They have {norms} parameters."),
-        Cause("bias_feed_forward_part_first", block - gpt2 * m.mlp_bias * m.ffn,
+        Cause("bias_feed_forward_part_first", block - (m.mlp_matrices == 2) * m.mlp_bias * m.ffn,
               "the bias of the feed-forward part's first matrix is missing",
               f"It is m.ffn = {m.ffn} long."),
         Cause("half_norms_parameters_missing", block - norms // 2,
               "half of the norms' parameters are missing",
               "A block has two norms; GPT-2's have a weight and a bias, Llama's only a weight."),
-        Cause("norms_no_bias", block + (not gpt2) * norms, "the norms have no bias here",
+        Cause("norms_no_bias", block + (not has_bias) * norms, "the norms have no bias here",
               "RMSNorm, in Llama and Qwen2, has a weight and nothing else.")]
 
 
 def _feed_forward_causes(m, block, with_sizes) -> list[Cause]:
-    matrix, gpt2 = m.hidden * m.ffn, m.family == "gpt2"
+    matrix, two = m.hidden * m.ffn, m.mlp_matrices == 2
     return [
-        Cause("one_matrix_feed_forward_part", block - (not gpt2) * matrix,
+        Cause("one_matrix_feed_forward_part", block - (not two) * matrix,
               "one matrix of the feed-forward part is missing",
               "SwiGLU has three: gate, up and down."),
-        Cause("one_matrix_too_in_feed", block + gpt2 * matrix,
+        Cause("one_matrix_too_in_feed", block + two * matrix,
               "there is one matrix too many in the feed-forward part",
               "GPT-2 has two: up and down. Llama and Qwen2 have three."),
         Cause("feed_forward_part_taken_4", with_sizes(ffn=4 * m.hidden),
@@ -139,7 +139,7 @@ def _model_causes(m, total) -> list[Cause]:
               "GPT-2 has a second embedding, m.positions x hidden; for others m.positions is 0."),
         Cause("final_norm_missing", total - norm_size(m), "the final norm is missing",
               "One more norm stands after the last block."),
-        Cause("final_norm_bias_missing", total - (m.family == "gpt2") * m.hidden,
+        Cause("final_norm_bias_missing", total - m.norm_bias * m.hidden,
               "the final norm's bias is missing", "GPT-2's norms have a weight and a bias."),
         Cause("only_one_block_counted", with_sizes(layers=1), "only one block is counted",
               "There are m.layers of them."),

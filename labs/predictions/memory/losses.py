@@ -14,13 +14,14 @@ def replace(model: nn.Module, kind: str) -> None:
     head = model.get_output_embeddings()
     if head is None or getattr(head, "bias", None) is not None:
         raise ValueError(f"loss={kind!r} needs a model with a linear head without a bias")
+    # Some models give the vocabulary's size as a third argument (Mixtral), others by its name.
     if kind == "fused":
         weight = head.weight
         head.forward = lambda hidden: hidden
-        model.loss_function = lambda logits, labels, **_: FusedCrossEntropy.apply(
+        model.loss_function = lambda logits, labels, *_, **__: FusedCrossEntropy.apply(
             logits, weight, labels)
     else:
-        model.loss_function = lambda logits, labels, **_: F.cross_entropy(
+        model.loss_function = lambda logits, labels, *_, **__: F.cross_entropy(
             logits.flatten(0, 1), _shifted(labels))
 
 
