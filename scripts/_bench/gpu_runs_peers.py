@@ -168,7 +168,7 @@ def _llm_analysis(job, plan) -> dict | None:
     analysis.logger.setLevel("ERROR")
     shape, card = job.shape, job.gpu
     # It counts two matrices of the MLP; its Llamas' widths are those of as many parameters.
-    ffn = shape.ffn if shape.family == "gpt2" else 3 * shape.ffn // 2
+    ffn = shape.ffn if shape.mlp_matrices == 2 else 3 * shape.ffn // 2
     model = config.ModelConfig(
         "model", shape.layers, shape.heads, shape.hidden, shape.vocabulary, job.sequence,
         shape.kv_heads, ffn_embed_dim=ffn, expansion_ratio=ffn / shape.hidden)

@@ -231,6 +231,19 @@ def test_offload_frees_the_gpu_and_takes_longer():
     assert "belongs to FSDP" in impossible(job, replace(away, sharding="DDP"))
 
 
+def test_a_token_computes_its_experts_alone_and_all_are_kept():
+    from labs.predictions.memory.parameters import Shape
+
+    sizes = ("mixtral", 1024, 8, 16, 8, 64, 2048, 32000)
+    dense = Shape("llama", *sizes[1:])
+    experts = Shape(*sizes, experts=8, active_experts=2, expert_ffn=1024)
+    plan = Plan(16, sharding="FSDP", recompute="none")
+    one, other = (_job(shape=shape, code=PYTORCH_EAGER) for shape in (dense, experts))
+    assert step_parts(other, plan).matmul == pytest.approx(step_parts(one, plan).matmul)
+    assert step_parts(other, plan).sharding > step_parts(one, plan).sharding
+    assert rank_memory(other, plan)["parameters"] > 2 * rank_memory(one, plan)["parameters"]
+
+
 @pytest.mark.parametrize("loss, bytes_each", [("eager", 12), ("in place", 6), ("chunked", 0.6)])
 def test_a_kind_of_loss_has_its_bytes_for_each_logit(loss, bytes_each):
     plan = Plan(16, sharding="FSDP", recompute="none")

@@ -7,7 +7,7 @@ from itertools import islice
 
 from labs.predictions import hardware
 from labs.predictions.cost.prices import MACHINES, Machine
-from labs.predictions.memory.parameters import count
+from labs.predictions.memory.parameters import active_count
 from labs.predictions.plans.intervals import Factors, memory_factors, seconds_factors
 from labs.predictions.plans.job import Job, Plan, impossible
 from labs.predictions.plans.memory import fits, largest_rank, rank_memory
@@ -79,7 +79,7 @@ class Answer:
     def mfu(self) -> float:
         """Model FLOPs utilization, 0 to 1: 6N + 12·L·h·s FLOPs per token."""
         shape = self.job.shape
-        flops = flops_per_token(count(shape), shape.layers, shape.hidden, self.job.sequence)
+        flops = flops_per_token(active_count(shape), shape.layers, shape.hidden, self.job.sequence)
         return utilization(flops, self.tokens_per_s / self.job.gpus, self.job.gpu.flops)
 
     @property

@@ -6,7 +6,7 @@ from numbers import Integral
 
 from labs.predictions.code_bases import PYTORCH, CodeBase
 from labs.predictions.hardware import GPU
-from labs.predictions.memory.parameters import Shape, block_size, norm_size
+from labs.predictions.memory.parameters import Shape, block_size, norms_size
 from labs.predictions.memory.recipes import Recipe, recipe_of
 from labs.predictions.plans.stages import STAGES, layers_by_cost
 from labs.predictions.step_time.constants import FITTED
@@ -63,7 +63,7 @@ class Job:
         shape = self.shape
         attention = (shape.hidden + shape.query, 2 * (shape.hidden + shape.key),
                      shape.query + shape.hidden)
-        mlp = (2 if shape.family == "gpt2" else 3) * (shape.hidden + shape.ffn)
+        mlp = shape.mlp_matrices * (shape.hidden + shape.active_ffn)
         return self.lora * (sum(attention) + mlp) / self.layer_parameters
 
     @property
@@ -251,9 +251,9 @@ def training_run(job: Job, plan: Plan) -> TrainingRun:
     # a stage of a pipeline does not reshard after forward, so it gathers once (Llama 3 does so)
     stage = 3 if plan.pipeline == 1 else 2
     return TrainingRun(
-        layers=shape.layers, hidden=shape.hidden, ffn=shape.ffn, heads=shape.heads,
+        layers=shape.layers, hidden=shape.hidden, ffn=shape.active_ffn, heads=shape.heads,
         kv_hidden=shape.key, query=shape.query, vocabulary=shape.vocabulary,
-        mlp_matrices=2 if shape.family == "gpt2" else 3, sequence=job.sequence,
+        mlp_matrices=shape.mlp_matrices, sequence=job.sequence,
         micro_batch=plan.micro_batch, accumulation=plan.micro_batches(job), gpu=job.gpu,
         gpus=job.gpus, gpus_per_node=job.gpus_per_node,
         network=job.network, tensor=plan.tensor,
@@ -269,9 +269,10 @@ def training_run(job: Job, plan: Plan) -> TrainingRun:
                           and job.code.constants is not FITTED else 0),
         context_overlaps=False, zero_bubble=plan.schedule == "ZB-H1",
         reduce_rounds=plan.reduce_rounds(job), offload=plan.offload, trained=job.trained,
+        stored=job.layer_parameters if shape.is_mixture else 0,
         host_bandwidth=job.gpu.generation.host_bandwidth / job.gpus_per_node)
 
 
 def norm_parameters(job: Job) -> int:
     """Parameters of a layer's two norms, which tensor parallelism does not cut."""
-    return 2 * norm_size(job.shape)
+    return norms_size(job.shape)

@@ -52,16 +52,17 @@ def layer_activations(job: Job, plan: Plan) -> float:
     if plan.recompute == "full":
         return 2 * plan.micro_batch * tokens * shape.hidden / plan.tensor
     if kept.hidden:
-        mlp = kept.plain_mlp if shape.family == "gpt2" and kept.plain_mlp else kept.mlp
-        own = (kept.hidden * shape.hidden + kept.key * shape.key + mlp * shape.ffn) / plan.tensor
+        mlp = kept.plain_mlp if shape.mlp_matrices == 2 and kept.plain_mlp else kept.mlp
+        own = (kept.hidden * shape.hidden + kept.key * shape.key
+               + mlp * shape.active_ffn) / plan.tensor
         whole = kept.gathered * shape.hidden * (plan.tensor > 1) * (plan.pipeline == 1)
         return 2 * plan.micro_batch * tokens * (own + whole)
-    if shape.family == "gpt2":
+    if shape.mlp_matrices == 2:
         scores = "selective" if job.flash else plan.recompute
         return korthikanti(plan.micro_batch, tokens, shape.hidden, shape.heads,
                            tensor_parallel=plan.tensor, recompute=scores,
                            sequence_parallel=plan.sequence_parallel)
-    widths = 6 * shape.hidden + 2 * shape.key + 3 * shape.ffn
+    widths = 6 * shape.hidden + 2 * shape.key + 3 * shape.active_ffn
     return 2 * plan.micro_batch * tokens * widths / plan.tensor
 
 

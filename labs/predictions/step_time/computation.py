@@ -85,7 +85,8 @@ def _product_seconds(rows, inputs, outputs, rate, constants) -> float:
 
 def _recomputed(run, forward) -> LayerTime:
     if run.recompute == "full":
-        last = run.products[-1][0] * run.products[-1][1] / run.layer_parameters
+        products = [inputs * outputs for inputs, outputs in run.products]
+        last = products[-1] / sum(products)
         return LayerTime(forward.matmul * (1 - last * run.early_stop), forward.attention,
                          forward.memory)
     if run.recompute == "selective":

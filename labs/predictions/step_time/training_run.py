@@ -29,6 +29,7 @@ class TrainingRun:
     stages: layers of each pipeline stage, where they are not equal; the head is on the last.
     optimizer_shards: ranks that the optimizer state is cut over under ZeRO-1, where parameters are
     gathered after the step; else 0. overheads: of the code base.
+    stored: weights of a layer, where experts make them more than a token uses; else 0.
     trained: share of a layer's parameters that have a gradient; below 1 the rest are frozen.
     """
 
@@ -75,6 +76,7 @@ class TrainingRun:
     overheads: Overheads = Overheads()
     query: float = 0
     trained: float = 1.0
+    stored: float = 0
 
     @property
     def data(self) -> int:
@@ -109,7 +111,8 @@ class TrainingRun:
     @property
     def layer_parameters(self) -> float:
         """Weights of a layer on one tensor-parallel rank, without norms and biases."""
-        return sum(inputs * outputs for inputs, outputs in self.products)
+        computed = sum(inputs * outputs for inputs, outputs in self.products)
+        return self.stored / self.tensor or computed
 
     @property
     def embedding_parameters(self) -> float:
