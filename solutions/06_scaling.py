@@ -1199,6 +1199,41 @@ lab.show_overlap(step_seconds)
 # own in the same way. The model *is* wrong for some runs, and the picture names them.
 
 # %% [markdown]
+# ## Optional: predictions beside public GPU runs
+#
+# Seven fitted constants know these runs' code bases. What about others? Over two thousand runs on up to 512
+# GPUs are public, most of them nanotron's on H100s. `labs.plan` and `scripts/plan` predict each of them,
+# its seconds and its peak memory. The rows lie in `labs/predictions/gpu_runs/rows`.
+
+# %%
+lab.show_gpu_runs()
+
+# %% [markdown]
+# **Notice:** memory belongs to the job: the same bytes on an A100 and an H100. Seconds belong to the card,
+# the host and the network, and to what goes wrong there. Of the pipelines on 256 GPUs and more, over half
+# took at least one and a half times what their kernels, hosts and links need. No setting tells which.
+#
+# A model of kernels and links alone is too fast. One reason is in the next picture.
+
+# %%
+lab.show_launch_floor()
+
+# %% [markdown]
+# **Notice:** a layer takes at least 4.4 ms here, forward and backward, however little there is to compute. In
+# that time the host starts its kernels. Such a job is **launch-bound**. More tensor-parallel ranks do not
+# make it faster; larger micro-batches, fewer and larger kernels, or CUDA graphs do. From 4 sequences on 4
+# ranks, the GPU is the slower one, and twice the micro-batch takes twice as long.
+
+# %% [markdown]
+# Try a job. Which plan of 64 H100s is the fastest for Llama-3-8B, and when does GPT-2 stop being
+# launch-bound? The whiskers hold 80 % of the measured runs of the same kind. In a terminal,
+# `scripts/plan Llama-3-8B --gpus 64xH100` proposes the three fastest, and `--calibrate` corrects them by one
+# step that you measured.
+
+# %%
+labs.plan()
+
+# %% [markdown]
 # ## Optional: training cost
 #
 # In the offers below, an H100 for an hour costs between 2.69 and 6.88 dollars, and other sellers ask
@@ -1442,6 +1477,7 @@ lab.show_job(job)
 # - **A mean of means**: tokens on ranks with few answer tokens weigh too much.
 # - **The sparse peak**: it halves every MFU.
 # - **Trusting a configuration file**: only traffic and memory show which strategy ran.
+# - **Small micro-batches on many tensor-parallel ranks**: the GPUs wait for their hosts.
 # - **A flat ring over one slow card per host**: that card carries almost 2 S.
 
 # %% [markdown]

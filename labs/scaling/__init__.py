@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     # isort: split
     # part 4: what limits it
     from labs.scaling.scaffold import own_run, reported_run, step_parts
+    from labs.scaling.scoreboard_charts import show_gpu_runs, show_launch_floor
     from labs.scaling.step_seconds import check_step_seconds
     from labs.scaling.step_time_charts import show_overlap, show_step_errors, show_step_times
     from labs.scaling.utilization import check_utilization, show_utilization

@@ -94,3 +94,49 @@ def _words(rows) -> str:
                 lines.append(f"{quantity}, {source}: {len(own)} runs, median error "
                              f"{_median(own):.1f} %")
     return "\n".join(lines)
+
+
+def show_launch_floor() -> Picture:
+    """Draws the seconds of a micro-batch of 1B parameters on 16 H100s over its size, measured and
+    predicted, for 2, 4 and 8 tensor-parallel ranks: below a floor no micro-batch gets faster."""
+    rows = [row for row in _once(scoreboard(), "seconds") if row.run.source == "nanotron"
+            and row.run.job.name == "nanotron 1B" and row.run.gpus == 16
+            and row.run.plan.pipeline == 1 and row.run.plan.tensor in (2, 4, 8)]
+    figure, ax = canvas(WIDTH, 3.4 + marks.HEADLINE)
+    for tensor, colour in zip((2, 4, 8), palette.RUNS[1:], strict=True):
+        own = sorted((row for row in rows if row.run.plan.tensor == tensor),
+                     key=lambda row: row.run.plan.micro_batch)
+        for values, style in ((_milliseconds(own, "measured"), {"linestyle": "", "marker": "o"}),
+                              (_milliseconds(own, "predicted"), {"linestyle": "-"})):
+            ax.plot([row.run.plan.micro_batch for row in own], values, color=colour, **style)
+    floor = min(_milliseconds(rows, "measured"))
+    smallest = [value for row, value in zip(rows, _milliseconds(rows, "measured"), strict=True)
+                if row.run.plan.micro_batch == 1]
+    lesson = (f"With one sequence a micro-batch takes {min(smallest):.0f} to {max(smallest):.0f} "
+              "ms on 2, 4 and 8 tensor-parallel ranks alike: what the hosts take to start 16 "
+              "layers")
+    marks.headline(figure, lesson)
+    ax.axhline(floor, color=palette.MUTED, linestyle=(0, (4, 3)), linewidth=1)
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log", base=2)
+    sizes = sorted({row.run.plan.micro_batch for row in rows})
+    ax.set_xticks(sizes, [f"{size}" for size in sizes])
+    ax.set_yticks([64, 128, 256, 512], ["64", "128", "256", "512"])
+    ax.set_xlabel("sequences of a micro-batch")
+    ax.set_ylabel("milliseconds of a micro-batch")
+    marks.legend_above(figure, [
+        *(Line2D([], [], color=colour, label=f"{tensor} tensor-parallel ranks")
+          for tensor, colour in zip((2, 4, 8), palette.RUNS[1:], strict=True)),
+        Line2D([], [], marker="o", linestyle="", color=palette.INK, label="measured"),
+        Line2D([], [], color=palette.INK, label="predicted")])
+    words = [f"{row.run.plan.tensor} ranks, {row.run.plan.micro_batch} sequences: measured "
+             f"{measured:.0f} ms, predicted {predicted:.0f}"
+             for row, measured, predicted in zip(rows, _milliseconds(rows, "measured"),
+                                                 _milliseconds(rows, "predicted"), strict=True)]
+    return print_in_script(Picture(figure, "\n".join([lesson, *words]), data=rows))
+
+
+def _milliseconds(rows, which) -> list[float]:
+    """Of one micro-batch."""
+    return [1e3 * (row.measured if which == "measured" else row.predicted[OURS])
+            / row.run.plan.micro_batches(row.run.job) for row in rows]

@@ -318,6 +318,36 @@ def test_a_mean_of_nothing_is_no_score(board):
     assert scoreboard.compare([]).rows == []
 
 
+def test_what_notebook_06_reads_in_the_rows(runs):
+    """Memory is the same on two kinds of card; a layer has a floor; over half of the pipelines on
+    256 GPUs and more take far longer than kernels, hosts and links."""
+    peaks = {}
+    for run in runs:
+        if run.source == "Megatron-LM" and run.memory and "dracooci" not in run.id and run.job:
+            test, record = run.id.split(" ")
+            for card in ("a100", "h100"):
+                if record == f"dev_dgx_{card}":
+                    peaks.setdefault(test, {})[card] = run.memory
+    pairs = [both["a100"] / both["h100"] - 1 for both in peaks.values() if len(both) == 2]
+    assert len(pairs) > 15 and np.median(np.abs(pairs)) < 0.02
+    assert NANOTRON.overheads.launch == pytest.approx(4.4e-3, abs=5e-5)
+    free = replace(NANOTRON, overheads=replace(NANOTRON.overheads, stall=0.0))
+    many = [run for run in runs if run.source == "nanotron" and run.job and run.seconds
+            and run.plan.pipeline > 1 and run.gpus >= 256]
+    errors = fits.log_errors(many, fits.SECONDS, free)
+    assert len(many) > 200 and np.mean(errors < -np.log(1.5)) > 0.5
+
+
+def test_a_floor_stands_under_small_micro_batches():
+    from labs.scaling.scoreboard_charts import show_launch_floor
+
+    picture = show_launch_floor()
+    small = [1e3 * row.measured / row.run.plan.micro_batches(row.run.job) for row in picture.data
+             if row.run.plan.micro_batch == 1]
+    assert max(small) < 1.1 * min(small)
+    assert f"{min(small):.0f} to {max(small):.0f} ms on 2, 4 and 8" in picture.text
+
+
 def test_the_readme_says_what_the_scoreboard_says(board):
     ours = board.scores("seconds", "nanotron, up to 256 GPUs")[OURS]
     peaks = {row.run.id: abs(row.predicted[OURS] / row.measured - 1) for row in board.rows
