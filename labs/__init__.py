@@ -11,7 +11,7 @@ from labs.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from labs.checks.guesses import guess
     from labs.pictures.machine import machine
-    from labs.scaling.plan_widget import plan
+    from labs.pictures.plan import plan
     from labs.workers.channel import report
     from labs.workers.devices import device
     from labs.workers.failures import LaunchError, OutOfMemory, RankFailed, RanksStuck, last_failure

@@ -3,8 +3,8 @@
 import pytest
 
 import labs
+from labs.pictures import plan as widget
 from labs.predictions.plans.answer import Answer
-from labs.scaling import plan_widget
 
 
 def test_the_widget_starts_with_a_job_that_fits():
@@ -12,7 +12,7 @@ def test_the_widget_starts_with_a_job_that_fits():
     answer = controls.data
     assert isinstance(answer, Answer) and answer.is_feasible
     assert [choice.name for choice in controls.choices] and set(
-        choice.name for choice in controls.choices) == set(plan_widget.DEFAULTS)
+        choice.name for choice in controls.choices) == set(widget.DEFAULTS)
     assert repr(controls).startswith("Fits: ")
 
 
@@ -24,7 +24,7 @@ def test_the_widget_starts_with_a_job_that_fits():
     ({"pipeline": 4, "sharding": "ZeRO-1", "code": "Megatron-Core"}, "Fits: "),
     ({"gpu": "T4", "gpus": 1}, "Does not fit: ")])
 def test_every_choice_has_a_picture_that_says_what_it_shows(changes, says):
-    picture = plan_widget.draw_plan(**plan_widget.DEFAULTS | changes)
+    picture = widget.draw_plan(**widget.DEFAULTS | changes)
     assert picture.text.startswith(says) or says in picture.text.split("\n")[0]
     assert picture.png()
 

@@ -1,7 +1,7 @@
 """What a job takes, with controls: one rank's memory and a step's seconds, as scripts/plan says."""
 
-from labs.checks.verdicts import print_in_script
 from labs.pictures import marks, palette
+from labs.pictures.in_scripts import print_in_script
 from labs.pictures.picture import Picture
 from labs.pictures.widgets import Choice, Controls
 from labs.predictions.code_bases import CODE_BASES
