@@ -3,7 +3,7 @@
 #
 # | In short | This notebook |
 # |:--|:--|
-# | **Time** | 190 minutes in two sittings (85 + 105), 120 more for optional parts |
+# | **Time** | 190 minutes in two sittings (85 + 105), 125 more for optional parts |
 # | **Needs** | any machine with 2 cores; Linux for the two hosts; no GPU |
 #
 # So far your ranks ran on one machine. Here you write a training script of your own and
