@@ -7,6 +7,7 @@ import sys
 import _test_run as runner
 import nbformat
 import pytest
+import untouched
 
 FOLDERS = ("notebooks", "solutions")  # under nbclient, under nbval
 CELLS = {"good": "1 + 1", "unknown_magic": "%nomagic", "unknown_cell_magic": "%%nomagic\n1",
@@ -52,3 +53,31 @@ def test_both_runners_reject_what_a_reader_would_see_as_an_error(report):
 def test_the_reason_is_named(report):
     for said in ("nomagic", "ZeroDivisionError", "a warning", "DeadKernelError"):
         assert said in report
+
+
+@pytest.mark.parametrize("deaths", [0, 1, 2, 3])
+def test_a_kernel_that_dies_before_its_first_cell_is_started_again(deaths):
+    """Of three starts one must live; what else goes wrong is not tried again."""
+    started = []
+
+    def start(name):
+        started.append(name)
+        if len(started) <= deaths:
+            raise RuntimeError(f"{untouched.DIED} to kernel_info")
+        return "kernel"
+
+    again = untouched.started_again(start)
+    if deaths == untouched.STARTS:
+        with pytest.raises(RuntimeError, match=untouched.DIED):
+            again("python3")
+    else:
+        assert again("python3") == "kernel"
+    assert len(started) == min(deaths + 1, untouched.STARTS)
+
+
+def test_another_error_of_a_start_is_not_tried_again():
+    def start():
+        raise RuntimeError("no such kernel")
+
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        untouched.started_again(start)()

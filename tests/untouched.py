@@ -6,6 +6,7 @@ cell that ends in an unknown %magic, because no error is sent then, only a reply
 Of solutions this plugin rejects it. What an untouched notebook may say, the browser test asks, too:
 its cells end without a word on stderr, and its checks say that they wait."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -15,8 +16,32 @@ CHECK = re.compile(r"^lab\.check_\w+\(", re.MULTILINE)
 BUSY = re.compile(r"^○ Exercise \d+\.\d+  cannot be judged now")
 WAITS = re.compile(r"^○ Exercise \d+\.\d+  (is waiting|waits for)")
 USAGE = re.compile(r"^UsageError: ", re.MULTILINE)
+DIED = "Kernel died before replying"  # of jupyter_client, before the first cell
+STARTS = 3
 STUDENTS = "notebooks"  # the folder of the untouched ones
 CELL_SECONDS = 300
+
+
+def pytest_configure(config):
+    from nbval import kernel
+
+    kernel.start_new_kernel = started_again(kernel.start_new_kernel)
+
+
+def started_again(start):
+    """A function that starts a kernel, which is called again where the kernel ended before its
+    first cell. jupyter_client chooses ports that are free, and until the kernel binds them any
+    connection of another test's ranks can take one."""
+    @functools.wraps(start)
+    def wrapped(*arguments, **options):
+        for left in reversed(range(STARTS)):
+            try:
+                return start(*arguments, **options)
+            except RuntimeError as error:
+                if DIED not in str(error) or not left:
+                    raise
+
+    return wrapped
 
 
 @pytest.hookimpl(wrapper=True)
@@ -40,8 +65,11 @@ class WholeRun(pytest.Item):
     def runtest(self):
         import nbformat
 
-        notebook = nbformat.read(self.path, as_version=4)
-        failure = execute(notebook, self.path.parent)
+        for _ in range(STARTS):
+            notebook = nbformat.read(self.path, as_version=4)
+            failure = execute(notebook, self.path.parent)
+            if DIED not in str(failure):  # see started_again
+                break
         cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
         for cell in cells:
             if cell.execution_count:  # a cell after the one that failed has none
