@@ -162,6 +162,7 @@ def test_a_store_of_ones_own_and_rpc_listen_on_loopback_alone():
         store.wait([f"rank {1 - rank}"])
         dist.barrier()
         del store
+        dist.barrier()  # or rank 1 reaches the store that rank 0 is about to close
         rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
         answer = rpc.rpc_sync(f"worker{1 - rank}", torch.add, args=(torch.ones(2), rank))
         found = set(listening())
