@@ -97,7 +97,8 @@ def rank_memory(job: Job, plan: Plan, stage: int = 0) -> dict[str, float]:
             "logits": is_last * logits * (
                 job.logit_bytes + kept.held * (plan.micro_batches(job) > 1)),
             "buffers": kept.fixed + _buffers(job, plan, stage)}
-    return _at_peak(job, plan, found) if kept.is_phased else found
+    # a pipeline has several micro-batches at several moments at once
+    return _at_peak(job, plan, found) if kept.is_phased and plan.pipeline == 1 else found
 
 
 def _at_peak(job, plan, parts) -> dict[str, float]:
