@@ -101,7 +101,7 @@ NANOTRON = CodeBase(
     overheads=Overheads(
         launch=4.37e-3, pipelined=0.42e-3, pipelined_rank=2.0e-3, pipelined_nodes=0.395,
         hop=4.43e-6, gradient_hop=676e-6, activation_share=0.424, gradient_share=0.46, spread=0.206,
-        exposed=0.385, stall=0.826))
+        exposed=0.385, stall=0.43))
 
 # Megatron-Core with Transformer Engine: fused kernels, cross-entropy in place of the fp32 logits.
 MEGATRON_CORE = CodeBase("Megatron-Core", flash=2, fused=True, loss_bytes=EAGER_LOSS,

@@ -94,11 +94,11 @@ def _heads(run, layer, head) -> float:
 
 
 def _stalls(run) -> float:
-    """Of all micro-batches: `Overheads.stall` on 64 nodes."""
-    nodes = run.gpus / run.gpus_per_node
-    if run.pipeline == 1 or nodes < _STALLING:
+    """Of all micro-batches: `Overheads.stall` for each neighbour of a stage, on many nodes."""
+    if run.pipeline == 1 or run.gpus / run.gpus_per_node < _STALLING:
         return 0.0
-    return run.overheads.stall * nodes / 64 * (run.accumulation + run.pipeline - 1)
+    neighbours = min(2, run.pipeline - 1)
+    return neighbours * run.overheads.stall * (run.accumulation + run.pipeline - 1)
 
 
 def _data_parallel(run, constants, forward, backward) -> list[Part]:
