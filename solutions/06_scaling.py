@@ -3,12 +3,11 @@
 #
 # | In short | This notebook |
 # |:--|:--|
-# | **Time** | 190 minutes in two sittings (85 + 105), 125 more for optional parts |
+# | **Time** | 230 minutes in three sittings (85 + 95 + 50), 95 more for optional parts |
 # | **Needs** | any machine with 2 cores; Linux for the two hosts; no GPU |
 #
-# So far your ranks ran on one machine. Here you write a training script of your own and
-# run it on two hosts with a real link between them. Then you measure what limits it, and you prove
-# which strategy a library really ran.
+# Here you write a training script and run it on two hosts with a real link between them. You measure what
+# limits it, prove which strategy a library really ran, and predict jobs on 16 GPUs that others measured.
 
 # %% [markdown]
 # <details><summary>On one GPU</summary>
@@ -401,12 +400,12 @@ lab.show_lost_time(runs, attribute_overhead)
 # a barrier before the last rank has entered it.
 
 # %% [markdown]
-# ## Second sitting · 105 minutes
+# ## Second sitting · 95 minutes
 #
 # | In short | This sitting |
 # |:--|:--|
 # | **Core** | 6.6, 6.7, 6.8, 6.9, 6.11 |
-# | **Optional** | 6.3, 6.5, 6.10, 6.12, 6.14, 6.15 |
+# | **Optional** | 6.3, 6.5, 6.12, 6.14, 6.15 |
 # | **In a new kernel** | run the cell of the imports; `train.py` is still there |
 #
 # You will be able to:
@@ -957,6 +956,240 @@ lab.show_deepspeed_config(stage=2)
 # every launcher sets.
 
 # %% [markdown]
+# ## Third sitting · 50 minutes
+#
+# | In short | This sitting |
+# |:--|:--|
+# | **Core** | 6.16, 6.17, 6.18 |
+# | **In a new kernel** | run the cell of the imports |
+#
+# You will be able to:
+#
+# - predict the seconds of a step from kernels, host and network, and say when it is launch-bound;
+# - correct a prediction by two steps that you measured;
+# - choose the fastest plan before any of them runs.
+
+# %% [markdown]
+# ## What will my job take?
+#
+# Before you rent 16 GPUs, you want two numbers: the memory of a rank, and the seconds of a step. This
+# workbook predicts both. Is it right? Over two thousand runs on up to 512 GPUs are public, of
+# nanotron, Megatron-LM and prime-rl. Their rows lie in `labs/predictions/gpu_runs/rows`, with their
+# sources. First, jobs that ran on two kinds of GPU:
+
+# %%
+lab.show_cards()
+
+# %% [markdown]
+# **Notice:** memory belongs to the job, so the bytes of a run on any GPU are good for yours. Seconds belong
+# to the card, its host, its network and its software: these B200s were slower than H100s, with an older
+# attention kernel.
+
+# %% [markdown]
+# A step's seconds have three parts. For each micro-batch the GPU runs the kernels of every layer, then the
+# head and the loss. Once in a step, gradients are reduced and the optimizer runs. Meanwhile the *host*
+# starts the kernels, one after the other: Python calls torch, torch calls CUDA, and the kernel waits in a
+# queue until the GPU is free.
+
+# %%
+step, seconds = lab.measured_step("1B", tensor=8, micro_batch=16)
+print(step)
+print(f"measured: {seconds:.2f} s")
+
+# %% [markdown]
+# | Attribute | Value |
+# |:--|:--|
+# | `step.layers`, `step.micro_batches` | their numbers; micro-batches of a step on each GPU |
+# | `step.kernels` | the GPU's seconds for one layer of one micro-batch, forward and backward |
+# | `step.launch` | the host's seconds to start these kernels |
+# | `step.head` | the GPU's seconds for head and loss of one micro-batch |
+# | `step.once` | seconds of what a step does once |
+
+# %% [markdown]
+# All 16 GPUs train one model of 1B parameters on 256 sequences a step, tensor parallel within a node: 8
+# GPUs share each layer. With 16 sequences in a micro-batch the step took 2.35 seconds.
+#
+# Guess: the same job with 1 sequence in a micro-batch, and 16 times as many micro-batches. How many
+# seconds?
+
+# %%
+# A guess, for exercise 6.16
+### BEGIN SOLUTION
+my_guess = 3
+### END SOLUTION
+labs.guess("6.16", "seconds of a step with one sequence in a micro-batch", my_guess)
+
+# %% [markdown]
+# ### Exercise 6.16 · Seconds of a step
+#
+# *Difficulty 2 of 5 · 10 minutes · target: right for steps that are made up; median error at most 5 % of
+# the measured seconds of 57 runs*
+#
+# The host is ahead of the GPU, or the GPU waits for the host. Head, loss and optimizer are few and large
+# kernels: there the host is never late.
+
+# %%
+# Exercise 6.16: the seconds of a step
+def step_seconds(step):
+    """Seconds, from step.layers, .micro_batches, .kernels, .launch, .head and .once."""
+    ### BEGIN SOLUTION
+    layer = max(step.kernels, step.launch)
+    return step.micro_batches * (step.layers * layer + step.head) + step.once
+    ### END SOLUTION
+
+
+# %%
+lab.check_step_seconds(step_seconds)
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Draw two lanes for one micro-batch of two layers: the host starts the kernels of layer 1, then of layer 2;
+# the GPU runs those of layer 1, then of layer 2. When does a layer end if the host takes longer? If the GPU
+# does? Then count: how often does each part occur in a step?
+#
+# </details>
+
+# %%
+lab.show_steps(step_seconds)
+
+# %%
+lab.show_launch_floor()
+
+# %% [markdown]
+# **Notice:** a layer takes at least 4.4 ms here, forward and backward, however little there is to compute. In
+# that time the host starts its kernels. Such a job is **launch-bound**. More tensor-parallel ranks do not
+# make it faster; larger micro-batches, fewer and larger kernels, or CUDA graphs do.
+
+# %% [markdown]
+# A host that starts a layer in 4.4 ms, and kernels that reach a certain fraction of the peak: these constants
+# were fitted to runs of this code base. Yours has others. So here are the same steps, predicted with
+# constants of *other* code bases, and with a launch that nobody knows:
+
+# %%
+large, large_seconds = lab.measured_step("1B", tensor=4, micro_batch=16, gpus=8, calibrated=False)
+small, small_seconds = lab.measured_step("1B", tensor=8, micro_batch=1, gpus=8, calibrated=False)
+for step, seconds in ((large, large_seconds), (small, small_seconds)):
+    print(step)
+    print(f"predicted: {step_seconds(step):.2f} s, measured: {seconds:.2f} s")
+
+# %% [markdown]
+# ### Exercise 6.17 · Calibration by two steps
+#
+# *Difficulty 3 of 5 · 15 minutes · target: both numbers, on five machines*
+#
+# In `large` each layer waits for the GPU, in `small` for the host. `calibrate` returns two numbers:
+#
+# - `factor`: what `kernels` and `head` are multiplied with, so that `large` takes its measured seconds;
+# - `launch`: the host's seconds for a layer, so that `small`, with that factor, takes its measured seconds.
+
+# %%
+# Exercise 6.17: (factor of the GPU's seconds, the host's seconds for a layer)
+def calibrate(large, large_seconds, small, small_seconds):
+    ### BEGIN SOLUTION
+    gpu = (large_seconds - large.once) / large.micro_batches
+    factor = gpu / (large.layers * large.kernels + large.head)
+    micro_batch = (small_seconds - small.once) / small.micro_batches
+    return factor, (micro_batch - factor * small.head) / small.layers
+    ### END SOLUTION
+
+
+# %%
+lab.check_calibrate(calibrate)
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Write down the formula of 6.16 for `large`, where `max` is `factor * large.kernels`, and solve it for
+# `factor`. Then write it down for `small`, where `max` is `launch`, and solve that.
+#
+# </details>
+
+# %%
+lab.show_calibrated(calibrate)
+
+# %% [markdown]
+# **Notice:** two steps of a few seconds correct the predictions of 1B, of a model eight times as large that
+# was not measured, and, in part, of jobs on more GPUs. What is left there is the network, which two steps on
+# one node say nothing of.
+
+# %% [markdown]
+# Now choose. For 8B parameters on 16 H100s, 25 plans were tried: 1, 2, 4 or 8 tensor-parallel ranks, DDP or
+# ZeRO-1 over the others, 1 to 16 sequences in a micro-batch. Each plan has a predicted `memory`, and
+# `memory_high`: 80 % of measured ranks lay in the interval around the prediction, and this is its upper end.
+
+# %%
+plans = lab.candidates()
+print(len(plans), "plans; one of them:")
+print(plans[5])
+
+# %% [markdown]
+# `plan.free` is what CUDA and NCCL leave of the GPU, and `plan.step` is a step as in 6.16. Guess: how many of
+# the 25 plans did *not* run out of memory?
+
+# %%
+# A guess, for exercise 6.18
+### BEGIN SOLUTION
+my_guess = 18
+### END SOLUTION
+labs.guess("6.18", "plans of 25 that ran", my_guess)
+
+# %% [markdown]
+# ### Exercise 6.18 · The fastest plan, before any runs
+#
+# *Difficulty 2 of 5 · 8 minutes · target: the right plan of 13 lists, five of them measured*
+#
+# `fastest` returns the plan with the fewest predicted seconds of those that fit, or None if none does. A plan
+# fits if `memory_high` is at most `free`.
+
+# %%
+# Exercise 6.18: the fastest plan that fits
+def fastest(plans):
+    ### BEGIN SOLUTION
+    fitting = [plan for plan in plans if plan.memory_high <= plan.free]
+    return min(fitting, key=lambda plan: step_seconds(plan.step), default=None)
+    ### END SOLUTION
+
+
+# %%
+lab.check_fastest(fastest)
+
+# %%
+lab.show_fastest(fastest)
+
+# %% [markdown]
+# **Notice:** one plan is predicted to fit and to be faster than yours: TP 2 with micro-batches of 2. It ran out
+# of memory. A prediction without its interval would have chosen it.
+
+# %% [markdown]
+# With a pipeline (notebook 07b) there is one more thing that no data sheet says:
+
+# %%
+lab.show_stalls()
+
+# %% [markdown]
+# **Notice:** a pipeline is healthy, or it loses the same time with every micro-batch. A stage with two
+# neighbours loses twice what one with a single neighbour loses, whatever it sends to them. No setting tells
+# which run it is. On 64 nodes nine of ten stall. So look at the *distribution* of a job's step times before
+# you trust a single one.
+
+# %% [markdown]
+# The same functions stand behind `labs.plan` and, in a terminal, `scripts/plan`. With all public runs they
+# are judged like this:
+
+# %%
+lab.show_gpu_runs()
+
+# %% [markdown]
+# Try a job. Which plan of 64 H100s is the fastest for Llama-3-8B, and when does GPT-2 stop being
+# launch-bound? The whiskers hold 80 % of the measured runs of the same kind. In a terminal,
+# `scripts/plan Llama-3-8B --gpus 64xH100` proposes the three fastest, and `--calibrate` corrects them by one
+# step that you measured.
+
+# %%
+labs.plan()
+
+# %% [markdown]
 # ## A reproducible record
 #
 # In a month you will ask: was the efficiency 78 or 87 percent, with which version of torch, with which
@@ -1098,140 +1331,6 @@ lab.show_fit(link_seconds)
 # a link with half or twice the bandwidth, for which β is halved or doubled. Your function predicts
 # them within a tenth. β is below the link's 6.25 MB/s because of headers and pauses, and α is negligible at
 # these sizes. Each time is the minimum of three rounds, because a busy core only adds time.
-
-# %% [markdown]
-# ## Optional: a step-time model with overlap
-#
-# MFU says how much time is lost, but not to what. A step-time model says it. A step computes: matrix
-# products and attention at a fraction of the peak FLOP/s, norms and activations at the memory bandwidth. A
-# step also communicates, and each collective overlaps with some compute. Only exposed communication
-# lengthens the step.
-
-# %%
-parts = lab.step_parts("mosaic-010")
-parts
-
-# %% [markdown]
-# These are the parts of a published step: MPT-7b on 512 H100. `parts.computing` is a dictionary of seconds.
-# `parts.communication` is a dictionary of collectives. Each has `seconds`, its duration, and `beside`, the
-# seconds of compute that it can overlap with.
-#
-# Overlapped communication still slows computation, because NCCL's kernels take multiprocessors and
-# bandwidth. `parts.interference` is the fraction of the overlap that is lost.
-
-# %%
-sent = parts.communication["gathered and reduced in backward"]
-print(f"{sent.seconds:.3f} s of communication, {sent.beside:.3f} s of compute to overlap with")
-print(f"computing {sum(parts.computing.values()):.3f} s; the published step took 1.271 s")
-
-# %% [markdown]
-# Guess: take 6N FLOPs, the dense peak, and one MFU for all runs, as most estimates do. What is the mean
-# error, in percent, on published runs above 8k tokens?
-
-# %%
-# A guess, for exercise 6.10
-### BEGIN SOLUTION
-my_guess = 30
-### END SOLUTION
-labs.guess("6.10", "mean error of 6N at one MFU above 8k tokens, in %", my_guess)
-
-# %% [markdown]
-# ### Exercise 6.10 · Step time with overlap
-#
-# *Difficulty 3 of 5 · 10 minutes · target: right for synthetic steps; mean error at most 6 % on 134
-# published runs, also where compute could hide over a tenth of the step*
-
-# %%
-# Exercise 6.10: the seconds of a step
-def step_seconds(parts):
-    """Seconds: all computing, and what each collective adds to it."""
-    ### BEGIN SOLUTION
-    seconds = sum(parts.computing.values())
-    for sent in parts.communication.values():
-        hidden = min(sent.seconds, sent.beside)
-        seconds += sent.seconds - hidden + parts.interference * hidden
-    return seconds
-    ### END SOLUTION
-
-
-# %%
-lab.check_step_seconds(step_seconds)
-
-# %% [markdown]
-# <details><summary>Hint</summary>
-#
-# Draw one collective as a bar above the compute that it can overlap with. Where both bars are, the
-# communication is hidden; where only the upper bar is, it is exposed. How long is the overlap if one bar is
-# shorter than the other?
-#
-# Outline: (1) sum the computing; (2) for each collective by itself, find the overlap; (3) add the exposed
-# part in full, and of the overlap the fraction that is lost.
-#
-# </details>
-
-# %%
-lab.show_step_times(step_seconds)
-
-# %%
-lab.show_step_errors(step_seconds)
-
-# %% [markdown]
-# From left to right each column leaves out less, but not every error falls. Above 8k tokens, one MFU
-# without attention predicts less than half of the time of most steps. Up to 2k, communication makes the
-# difference. "Nothing hidden" is hardly worse than your model, because in most of these runs compute could
-# hide little. So the next picture sorts the runs by how much it could hide.
-
-# %%
-lab.show_overlap(step_seconds)
-
-# %% [markdown]
-# **Notice:** where compute could hide over a fifth of the step, both extremes fail.
-#
-# Their other constants were fitted for them, and still the error is 7 % if nothing is hidden, 13 % if
-# overlap is free, and 4 % with your model. Below a fifth, the data cannot tell your model from no overlap.
-# Six runs of one library decide the constant `interference`; it is no property of a GPU. Measure it on
-# yours.
-
-# %% [markdown]
-# Is that a fit or a prediction? The model has seven constants that no data sheet gives, for example the
-# fraction of the peak that a matrix product reaches. To predict a run, they are fitted to the others,
-# *without* it and the runs that resemble it. `scripts/bench steptime --rows FILE` tests a file of your
-# own in the same way. The model *is* wrong for some runs, and the picture names them.
-
-# %% [markdown]
-# ## Optional: predictions beside public GPU runs
-#
-# Seven fitted constants know these runs' code bases. What about others? Over two thousand runs on up to 512
-# GPUs are public, most of them nanotron's on H100s. `labs.plan` and `scripts/plan` predict each of them,
-# its seconds and its peak memory. The rows lie in `labs/predictions/gpu_runs/rows`.
-
-# %%
-lab.show_gpu_runs()
-
-# %% [markdown]
-# **Notice:** memory belongs to the job: the same bytes on an A100 and an H100. Seconds belong to the card,
-# the host and the network, and to what goes wrong there. Of the pipelines on 256 GPUs and more, over half
-# took at least one and a half times what their kernels, hosts and links need. No setting tells which.
-#
-# A model of kernels and links alone is too fast. One reason is in the next picture.
-
-# %%
-lab.show_launch_floor()
-
-# %% [markdown]
-# **Notice:** a layer takes at least 4.4 ms here, forward and backward, however little there is to compute. In
-# that time the host starts its kernels. Such a job is **launch-bound**. More tensor-parallel ranks do not
-# make it faster; larger micro-batches, fewer and larger kernels, or CUDA graphs do. From 4 sequences on 4
-# ranks, the GPU is the slower one, and twice the micro-batch takes twice as long.
-
-# %% [markdown]
-# Try a job. Which plan of 64 H100s is the fastest for Llama-3-8B, and when does GPT-2 stop being
-# launch-bound? The whiskers hold 80 % of the measured runs of the same kind. In a terminal,
-# `scripts/plan Llama-3-8B --gpus 64xH100` proposes the three fastest, and `--calibrate` corrects them by one
-# step that you measured.
-
-# %%
-labs.plan()
 
 # %% [markdown]
 # ## Optional: training cost
@@ -1465,10 +1564,11 @@ lab.show_job(job)
 #
 # - write a script that any launcher starts
 # - normalize the loss of uneven batches so that every token counts once
-# - tell a speed-up from an efficiency, and attribute the scaling overhead to its causes
-# - predict the bytes of an all-reduce between hosts, and (6.5) its seconds to 10 %
+# - tell a speed-up from an efficiency, and attribute the overhead to causes
+# - predict the bytes of an all-reduce between hosts
 # - build a hierarchical all-reduce, and say when HSDP is worth its memory
 # - compute MFU against the dense peak, and say which strategy a library really ran
+# - predict a step's seconds, correct them, and choose the fastest plan that fits
 
 # %% [markdown]
 # ## How it usually goes wrong

@@ -34,23 +34,29 @@ if TYPE_CHECKING:
     from labs.scaling.link_seconds import check_link_seconds, show_fit, show_link_bytes
     # isort: split
     # part 4: what limits it
-    from labs.scaling.scaffold import own_run, reported_run, step_parts
-    from labs.scaling.scoreboard_charts import show_gpu_runs, show_launch_floor
-    from labs.scaling.step_seconds import check_step_seconds
-    from labs.scaling.step_time_charts import show_overlap, show_step_errors, show_step_times
+    from labs.scaling.scaffold import own_run, reported_run
     from labs.scaling.utilization import check_utilization, show_utilization
     # isort: split
     # part 5: Accelerate and DeepSpeed
     from labs.scaling.identify_strategy import check_identify_strategy, show_jobs
     from labs.scaling.started_jobs import accelerate, finetune_jobs, show_deepspeed_config
     # isort: split
-    # part 6: what it costs
+    # part 6: what a job will take
+    from labs.scaling.calibrate import check_calibrate, show_calibrated
+    from labs.scaling.card_pairs import show_cards
+    from labs.scaling.fastest import check_fastest, show_fastest
+    from labs.scaling.gpu_steps import candidates, measured_step
+    from labs.scaling.scoreboard_charts import show_gpu_runs, show_launch_floor
+    from labs.scaling.stall_charts import show_stalls
+    from labs.scaling.step_seconds import check_step_seconds, show_steps
+    # isort: split
+    # part 7: what it costs
     from labs.predictions.cost.prices import price_table
     from labs.predictions.failures.intervals import expected_wall
     from labs.scaling.costs import check_costs, show_budget, show_costs, show_prices
     from labs.scaling.spot_costs import check_spot_costs, show_spot
     # isort: split
-    # part 7: the record
+    # part 8: the record
     from labs.scaling.record_document import show_record
     from labs.scaling.scaffold import show_cluster_file
     # isort: split

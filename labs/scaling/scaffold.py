@@ -6,8 +6,6 @@ from pathlib import Path
 from labs.checks.scripts.files import FileText
 from labs.checks.verdicts import Wrong, shows
 from labs.meters.own_speed import OwnSpeed, measure_own_speed
-from labs.predictions.step_time import StepParts, load_published_runs
-from labs.predictions.step_time.fit import held_out
 from labs.predictions.step_time.reported_runs import ReportedRun, reported_runs
 from labs.training.models import VOCABULARY
 from labs.training.presets import Preset, preset
@@ -27,12 +25,6 @@ def reported_run(name: str) -> ReportedRun:
         raise Wrong(f"no published run {name!r}", f"Choose among {', '.join(reported_runs())}.",
                     code="unknown_name")
     return replace(reported_runs()[name])
-
-
-def step_parts(name: str) -> StepParts:
-    """The parts of a published run's step, with constants that were fitted without it."""
-    [row] = [row for row in load_published_runs() if row.id == name]
-    return StepParts.of(row.run, held_out()[name])
 
 
 class OwnRun(ReportedRun):
@@ -61,7 +53,7 @@ def as_run(speed: OwnSpeed) -> ReportedRun:
                        speed.tokens_per_s)
 
 
-# ---- part 7: the record
+# ---- part 8: the record
 
 
 @shows("A cluster's file")

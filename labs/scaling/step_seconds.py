@@ -1,9 +1,13 @@
-"""Exercise 6.10: the seconds of a step from its parts, with overlap."""
+"""Exercise 6.16: the seconds of a step, whose layers wait for the GPU or for the host."""
 
+import copy
 from collections.abc import Callable
-from statistics import fmean
+from statistics import median
+
+from matplotlib.lines import Line2D
 
 from labs.checks.generator import new_generator
+from labs.checks.guesses import guessed
 from labs.checks.inputs import UnchangedInputs
 from labs.checks.numbers import (
     Mistake,
@@ -13,207 +17,154 @@ from labs.checks.numbers import (
     require_number,
     require_signature,
 )
-from labs.checks.verdicts import check
-from labs.predictions.step_time import StepParts, load_published_runs
-from labs.predictions.step_time.fit import held_out
-from labs.predictions.step_time.parts import Collectives
+from labs.checks.verdicts import check, shows
+from labs.pictures import marks, palette
+from labs.pictures.picture import WIDTH, Picture, canvas
+from labs.scaling.gpu_steps import GpuStep, measured_step, right_seconds, runs, step_of
 
-PUBLISHED = ("mosaic-010", "mosaic-038", "titan-8b-cp4", "korth-530B-sel")
-BOUND = 6  # percent of mean error; 4 to 5 are left where overlap is modelled
-OVERLAPPED = 0.1  # of the step in which computing could hide communication: only there it shows
-
-
-def right(parts: StepParts) -> float:
-    """Seconds: all computing, and of each communication what nothing hides."""
-    return _computing(parts) + sum(
-        sent.seconds - hidden(sent) + parts.interference * hidden(sent)
-        for sent in parts.communication.values())
+BOUND = 5  # percent of median error on the runs on up to 16 GPUs
+_LAYER = "A layer is done when its kernels are started and have run: the longer of the two counts."
+_EACH = "Each micro-batch goes through all layers and the head."
 
 
-def hidden(sent: Collectives) -> float:
-    """Seconds in which the communication and computing beside it both run."""
-    return min(sent.seconds, sent.beside)
+def _step(layer, micro_batches=None, head=None, once=None) -> Callable[[GpuStep], float]:
+    """The right formula with one part changed; each is a function of the step."""
+    def seconds(step):
+        often = micro_batches(step) if micro_batches else step.micro_batches
+        last = head(step) if head else step.head
+        return often * (step.layers * layer(step) + last) + (once(step) if once else step.once)
+    return seconds
 
 
-def _computing(parts) -> float:
-    return sum(parts.computing.values())
+def _longer(step) -> float:
+    return max(step.kernels, step.launch)
 
 
-def _all(parts) -> float:
-    return sum(sent.seconds for sent in parts.communication.values())
-
-
-def _all_hidden(parts) -> float:
-    return sum(map(hidden, parts.communication.values()))
-
-
-def _pooled(parts, beside) -> float:
-    """All communication together against so many seconds."""
-    # A mistake: a collective without anything beside it cannot hide behind computing that is
-    # elsewhere.
-    together = min(_all(parts), beside)
-    return _computing(parts) + _all(parts) - together + parts.interference * together
-
-
-def _each(exposed) -> Callable[[StepParts], float]:
-    """Computing, and for each communication what exposed(seconds, beside, interference) says."""
-    return lambda parts: _computing(parts) + sum(
-        exposed(sent.seconds, sent.beside, parts.interference)
-        for sent in parts.communication.values())
-
-
-_EACH = "Each communication hides only behind its own `beside`: compare them one by one."
-_LONGER = "Its first `beside` seconds are hidden, and of these the share `interference` comes back."
-_BOTH = "Interference is a share of the seconds in which both run: min(seconds, beside)."
 MISTAKES: list[Mistake] = [
-    Mistake("communication_missing", _computing, "communication is missing",
-            "What computing does not hide lengthens the step."),
-    Mistake("nothing_hidden", lambda parts: _computing(parts) + _all(parts), "nothing is hidden",
-            "While `beside` seconds are computed, a collective costs only what it lasts longer."),
-    Mistake("interference_missing",
-            lambda parts: right(parts) - parts.interference * _all_hidden(parts),
-            "interference is missing",
-            "A share of the hidden seconds comes back: both use the GPU."),
-    Mistake("nothing_hidden",
-            lambda parts: _computing(parts) + (1 + parts.interference) * _all(parts),
-            "nothing is hidden, and interference comes on top",
-            "While `beside` seconds are computed, a collective costs only what it lasts longer."),
-    Mistake("only_interference_counted",
-            lambda parts: _computing(parts) + parts.interference * _all(parts),
-            "only interference is counted", "Seconds longer than `beside` count in full."),
-    Mistake("interference_counted_for_exposed",
-            lambda parts: right(parts) + parts.interference * (_all(parts) - _all_hidden(parts)),
-            "interference is counted for exposed seconds too",
-            "Where nothing is computed, nothing is disturbed."),
-    Mistake("interference_share_exposed_seconds",
-            _each(lambda seconds, beside, share: (1 + share) * max(0, seconds - beside)),
-            "interference is a share of the exposed seconds, not of the hidden ones", _BOTH),
-    Mistake("share_stays_hidden_counted",
-            lambda parts: right(parts) + (1 - 2 * parts.interference) * _all_hidden(parts),
-            "the fraction of the overlap that stays hidden is counted, not the one that is lost",
-            "interference is the share that comes back."),
-    Mistake("interference_share_beside", lambda parts: right(parts) + parts.interference * sum(
-                sent.beside - hidden(sent) for sent in parts.communication.values()),
-            "interference is a share of `beside`",
-            "Only seconds in which both run are disturbed: the shorter of the two."),
-    Mistake("interference_shortens_beside",
-            _each(lambda seconds, beside, share: max(0, seconds - (1 - share) * beside)),
-            "interference shortens `beside`, so that nothing comes back where a collective is "
-            "shorter", _BOTH),
-    Mistake("nothing_hidden_collective_longer",
-            _each(lambda seconds, beside, share: share * seconds if seconds < beside else seconds),
-            "nothing is hidden of a collective that is longer than `beside`", _LONGER),
-    Mistake("interference_missing_where",
-            _each(lambda seconds, beside, share: share * seconds if seconds < beside
-                else seconds - beside),
-            "interference is missing where a collective is longer than `beside`", _LONGER),
-    Mistake("interference_missing_where", _each(lambda seconds, beside, share: 0 if seconds < beside
-                else seconds - beside + share * beside),
-            "interference is missing where a collective is shorter than `beside`", _BOTH),
-    Mistake("exposed_seconds_below_0_where", _each(lambda seconds, beside, share: seconds - beside),
-            "exposed seconds are below 0 where a collective is shorter than what hides it",
-            "At least 0: max(0, seconds - beside)."),
-    Mistake("exposed_seconds_below_0_where",
-            _each(lambda seconds, beside, share: seconds - beside + share * min(seconds, beside)),
-            "exposed seconds are below 0 where a collective is shorter than what hides it",
-            "At least 0: max(0, seconds - beside)."),
-    Mistake("seconds_exposed_where_collective",
-            _each(lambda seconds, beside, share:
-                  abs(seconds - beside) + share * min(seconds, beside)),
-            "seconds are exposed where a collective is shorter than what hides it",
-            "There nothing is exposed: max(0, seconds - beside)."),
-    Mistake("all_communication_hides_behind_all", lambda parts: max(_computing(parts), _all(parts)),
-            "all communication hides behind all computing", _EACH),
-    Mistake("all_communication_hides_behind_all", lambda parts: _pooled(parts, _computing(parts)),
-            "all communication hides behind all computing", _EACH),
-    Mistake("all_communication_hides_behind_sum",
-            lambda parts: _pooled(parts, sum(sent.beside for sent in parts.communication.values())),
-            "all communication hides behind the sum of all `beside`", _EACH),
-    Mistake("memory_traffic_missing",
-            lambda parts: right(parts) - parts.computing["memory traffic"],
-            "memory traffic is missing",
-            "Norms and activations run between the products, not beside them: add it."),
-    Mistake("smallest_part_computing_missing",
-            lambda parts: right(parts) - min(parts.computing.values()),
-            "the smallest part of computing is missing", "Add up all values of parts.computing."),
-    Mistake("attention_missing", lambda parts: right(parts) - parts.computing["attention"],
-            "attention is missing", "Add up all values of parts.computing."),
-    Mistake("parts_computing_run_same_time",
-            lambda parts: right(parts) - _computing(parts) + max(parts.computing.values()),
-            "the parts of computing run at the same time",
-            "Attention waits for the products and the norms for both: add them up."),
-    Mistake("in_milliseconds", lambda parts: 1e3 * right(parts), "that is in milliseconds",
+    Mistake("host_missing", _step(lambda step: step.kernels), "the host is missing", _LAYER),
+    Mistake("kernels_missing", _step(lambda step: step.launch), "the kernels are missing", _LAYER),
+    Mistake("launch_added", _step(lambda step: step.kernels + step.launch),
+            "launch and kernels are added", "The host starts the next kernels while the GPU runs "
+            "those before: they overlap."),
+    Mistake("shorter_counted", _step(lambda step: min(step.kernels, step.launch)),
+            "the shorter of kernels and launch counts", _LAYER),
+    Mistake("one_micro_batch", _step(_longer, micro_batches=lambda step: 1),
+            "only one micro-batch is counted", _EACH),
+    Mistake("head_missing", _step(_longer, head=lambda step: 0), "the head is missing", _EACH),
+    Mistake("head_once", _step(_longer, head=lambda step: step.head / step.micro_batches),
+            "the head is counted for one micro-batch", _EACH),
+    Mistake("head_in_layers", _step(_longer, head=lambda step: step.layers * step.head),
+            "the head is counted for each layer", "The model has one head."),
+    Mistake("one_layer", lambda step: step.micro_batches * (_longer(step) + step.head) + step.once,
+            "only one layer is counted", _EACH),
+    Mistake("once_missing", _step(_longer, once=lambda step: 0), "`once` is missing",
+            "The gradients are reduced and the optimizer runs, once for the step."),
+    Mistake("once_repeated", _step(_longer, once=lambda step: step.micro_batches * step.once),
+            "`once` is counted for each micro-batch", "It happens once for the step."),
+    Mistake("once_repeated",
+            lambda step: step.micro_batches * step.layers * (_longer(step) + step.once)
+            + step.micro_batches * step.head, "`once` is counted for each layer",
+            "It happens once for the step."),
+    Mistake("host_for_the_step", lambda step: max(
+        _step(lambda one: one.kernels)(step), step.micro_batches * step.layers * step.launch),
+            "the host is compared with the whole step", "While the head and the optimizer run, the "
+            "host is not ahead by more than a layer: compare layer by layer."),
+    Mistake("launch_once", lambda step: max(
+        _step(lambda one: one.kernels)(step),
+        _step(lambda one: one.kernels)(step) - step.kernels + step.launch),
+            "the host delays one layer only", "It delays every layer of every micro-batch."),
+    Mistake("in_milliseconds", lambda step: 1e3 * right_seconds(step), "that is in milliseconds",
             "Return seconds."),
-    Mistake("computing_missing", lambda parts: right(parts) - _computing(parts),
-            "computing is missing", "The step computes, too."),
 ]
 
 
-@check("6.10")
-def check_step_seconds(step_seconds):
-    """Seconds of synthetic steps in which every mistake shows, and of published runs."""
-    require_signature(step_seconds, ("parts",))
-    cases = {**synthetic(), **published()}
-    kept = UnchangedInputs("step_seconds", parts=[vars(parts) for parts in cases.values()])
-    answers = [step_seconds(parts) for parts in cases.values()]
+@check("6.16")
+def check_step_seconds(step_seconds: Callable):
+    """step_seconds(step): seconds of steps that are made up, in which every mistake shows, and of
+    public runs."""
+    require_signature(step_seconds, ("step",))
+    cases = [*made_up(), *published()]
+    kept = UnchangedInputs("step_seconds", step=[vars(step) for step in cases])
+    answers = [step_seconds(step) for step in cases]
     kept.judge()
     numbers = list(map(as_number, answers))
-    for at, (name, parts) in enumerate(cases.items()):
-        judge_number(answers[at], right(parts),
-                     common_cause(MISTAKES, list(cases.values()), numbers, at),
-                     f"{name}: the step", "s", "Computing, then each communication by itself.")
-    every, overlapped, number = _mean_errors(step_seconds)
-    return (f"right for {len(synthetic())} synthetic steps, with and without interference, and for "
-            f"{len(PUBLISHED)} published runs; against all published seconds the mean error is "
-            f"{every:.1f} %, and {overlapped:.1f} % on the {number} runs in which computing could "
-            f"hide over {OVERLAPPED:.0%} of the step (target: at most {BOUND} %)")
+    for at, step in enumerate(cases):
+        # One ulp in each of five operations: 1e-9 allows for any order of them.
+        judge_number(answers[at], right_seconds(step), common_cause(MISTAKES, cases, numbers, at),
+                     f"{step.name}: the step", "s", "Micro-batches, of layers and a head; then "
+                     "what the step does once.")
+    few, many = (_median_error(step_seconds, gpus) for gpus in (16, 256))
+    return (f"right for {len(made_up())} steps that are made up and {len(published())} that ran; "
+            f"beside what was measured, the median error is {few:.1f} % for {len(runs(16))} runs "
+            f"on up to 16 H100s (target: at most {BOUND} %), and {many:.1f} % for "
+            f"{len(runs(256))} on up to 256")
 
 
-def _mean_errors(step_seconds) -> tuple[float, float, int]:
-    """Percent of the published seconds, of all runs and of those whose communication computing
-    could hide for over OVERLAPPED of the step; the number of these."""
-    # Constants that were fitted without the run itself, or the error would be too small.
-    constants, errors = held_out(), []
-    for row in load_published_runs():
-        if row.run:
-            parts = StepParts.of(row.run, constants[row.id])
-            share = _all_hidden(parts) / row.seconds
-            # The target is on runs where overlap matters: elsewhere even a model without it is
-            # near.
-            errors.append((share, 100 * abs(
-                require_number(step_seconds(parts), row.id) / row.seconds - 1)))
-    overlapped = [error for share, error in errors if share > OVERLAPPED]
-    return fmean(error for _, error in errors), fmean(overlapped), len(overlapped)
+def _median_error(step_seconds, gpus) -> float:
+    return median(100 * abs(require_number(step_seconds(step_of(run)), name) / run.seconds - 1)
+                  for run in runs(gpus) for name in [step_of(run).name])
 
 
-def synthetic() -> dict[str, StepParts]:
-    """One thing at a time, then all of them, then sizes drawn at random."""
+def made_up() -> list[GpuStep]:
+    """One thing at a time, then all of them at random."""
     rng = new_generator()
-    computing = {"products": 3.0, "attention": 1.0, "memory traffic": 0.5}
-    cases = {
-        "one GPU": StepParts(computing, {}, 0.7),
-        "a collective that computing hides": StepParts(computing, {
-            "gathered": Collectives(1.0, 4.5)}, 0.0),
-        "hidden, with interference 0.7": StepParts(computing, {
-            "gathered": Collectives(1.0, 4.5)}, 0.7),
-        "a collective beside which nothing is computed": StepParts(computing, {
-            "embedding": Collectives(1.0, 0.0)}, 0.7),
-        "one longer than what hides it": StepParts(computing, {
-            "reduced": Collectives(2.0, 0.75)}, 0.2),
-        "a network that takes longer than all computing": StepParts(computing, {
-            "reduced": Collectives(9.0, 3.0)}, 0.2),
-        "a hidden and an exposed one": StepParts(computing, {
-            "gathered": Collectives(1.0, 3.0), "embedding": Collectives(0.5, 0.0)}, 0.0)}
-    for number in range(3):
-        sent = {f"collective {n}": Collectives(rng.uniform(0.1, 3), rng.uniform(0, 3))
-                for n in range(1, rng.randint(3, 5))}
-        cases[f"random step {number + 1}"] = StepParts(
-            {name: rng.uniform(0.5, 5) for name in computing}, sent, rng.uniform(0.1, 0.9))
-    return cases
+    found = [
+        GpuStep("one layer, one micro-batch, nothing else", 1, 1, 2.0, 0.5, 0.0, 0.0),
+        GpuStep("a slow host", 1, 1, 0.5, 2.0, 0.0, 0.0),
+        GpuStep("a slow host, a long head", 4, 3, 0.5, 2.0, 7.0, 1.0),
+        GpuStep("a slow GPU", 4, 3, 2.0, 0.5, 0.25, 1.5),
+        GpuStep("a host that needs no time", 8, 2, 0.75, 0.0, 0.5, 3.0),
+        GpuStep("GPU and host alike", 8, 2, 0.75, 0.75, 0.5, 3.0)]
+    for number in range(4):
+        one, other = rng.uniform(1e-3, 4e-3), rng.uniform(5e-3, 20e-3)
+        kernels, launch = (one, other) if number % 2 else (other, one)
+        found.append(GpuStep(f"random step {number + 1}", rng.randint(2, 80), rng.randint(2, 64),
+                             kernels, launch, rng.uniform(1e-3, 50e-3), rng.uniform(0.01, 0.5)))
+    # Each of these must tell the larger from the smaller, or a mistake could hide.
+    assert {step.kernels > step.launch for step in found[-4:]} == {True, False}
+    return found
 
 
-def published() -> dict[str, StepParts]:
-    """The parts of four published runs, with constants that were fitted without them."""
-    constants = held_out()
-    return {row.id: StepParts.of(row.run, constants[row.id]) for row in load_published_runs()
-            if row.id in PUBLISHED}
+def published() -> list[GpuStep]:
+    """Four runs of 1B parameters on 16 GPUs, launch-bound and not."""
+    return [measured_step("1B", tensor, size)[0]
+            for tensor, size in ((8, 1), (8, 16), (4, 2), (1, 1))]
+
+
+@shows("6.16")
+def show_steps(step_seconds: Callable) -> Picture:
+    """Draws the public runs on up to 256 GPUs: what was measured over what the kernels alone take,
+    and over what the student's function says, by the host's seconds for a layer over the GPU's."""
+    steps = [(copy.copy(step_of(run)), run.seconds) for run in runs()]
+    host = [step.launch / step.kernels for step, _ in steps]
+    alone = [measured / _step(lambda one: one.kernels)(step) for step, measured in steps]
+    yours = [measured / require_number(step_seconds(step), step.name) for step, measured in steps]
+    figure, ax = canvas(WIDTH, 3.4 + marks.HEADLINE)
+    bound = [at for at, ratio in enumerate(host) if ratio > 1]
+    most = max(alone[at] for at in bound if host[at] == max(host))
+    error = median(100 * abs(1 / yours[at] - 1) for at in bound)
+    lesson = (f"Where the host is slower (right), kernels alone predict up to {most:.1f} times too "
+              f"little; your function's median error there is {error:.1f} %")
+    marks.headline(figure, lesson)
+    ax.axhline(1, color=palette.MUTED, linewidth=0.8, zorder=1)
+    ax.axvline(1, color=palette.MUTED, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
+    series = {"kernels alone": (alone, palette.RUNS[2]), "your function": (yours, palette.RUNS[1])}
+    for values, colour in series.values():
+        ax.plot(host, values, "o", markersize=4, alpha=0.7, color=colour, markeredgewidth=0)
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log", base=2)
+    marks.plain_numbers(ax.xaxis)
+    marks.plain_numbers(ax.yaxis)
+    ax.set_xlabel("host's seconds for a layer / GPU's seconds")
+    ax.set_ylabel("measured / predicted")
+    marks.legend_above(figure, [Line2D([], [], marker="o", linestyle="", color=colour, label=name)
+                                for name, (_, colour) in series.items()])
+    slow = measured_step("1B", 8, 1)[1]
+    note = marks.answered(guessed("6.16"), slow, " s with TP 8 and micro-batch 1")
+    if note:
+        marks.note_below(figure, note)
+    errors = {name: median(100 * abs(1 / value - 1) for value in values)
+              for name, (values, _) in series.items()}
+    return Picture(figure, "\n".join([lesson, *(
+        f"{name}: median error {error:.1f} % of {len(steps)} runs"
+        for name, error in errors.items()), note]).strip(), data=steps)

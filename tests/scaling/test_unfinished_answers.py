@@ -38,8 +38,9 @@ def shown(answer):
         "show_fit": lambda: lab.show_fit(answer, links),
         "show_choice": lambda: lab.show_choice(answer),
         "show_utilization": lambda: lab.show_utilization(answer, own),
-        "show_step_times": lambda: lab.show_step_times(answer),
-        "show_step_errors": lambda: lab.show_step_errors(answer),
+        "show_steps": lambda: lab.show_steps(answer),
+        "show_calibrated": lambda: lab.show_calibrated(answer),
+        "show_fastest": lambda: lab.show_fastest(answer),
         "show_jobs": lambda: lab.show_jobs(jobs, answer),
         "show_costs": lambda: lab.show_costs(answer, own, 0.05),
         "show_budget": lambda: lab.show_budget(answer),
@@ -47,8 +48,7 @@ def shown(answer):
 
 
 # A number, or no strategy, may be an answer; a picture of it is drawn.
-DRAWN = {("show_choice", "nothing"), ("show_step_times", "a number"),
-         ("show_step_errors", "a number")}
+DRAWN = {("show_choice", "nothing"), ("show_steps", "a number"), ("show_calibrated", "zeros")}
 
 
 @pytest.mark.parametrize("returned", ANSWERS)

@@ -6,7 +6,6 @@ from labs.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from labs.predictions.step_time.constants import FITTED, Constants
-    from labs.predictions.step_time.parts import StepParts
     from labs.predictions.step_time.published_runs import (
         PublishedRun,
         RowsError,

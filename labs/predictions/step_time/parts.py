@@ -4,7 +4,6 @@ All seconds are of a whole step on the slowest rank, without the wait of a pipel
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from labs.predictions.step_time import communication
 from labs.predictions.step_time.computation import (
@@ -154,48 +153,4 @@ def pipeline_wait(run: TrainingRun, part: Part) -> float:
     return wait
 
 
-_ALWAYS = ("matmul", "attention", "memory")  # named even where they take no time
 _STALLING = 32  # nodes from which on measured pipelines stall
-
-
-class Collectives(NamedTuple):
-    """Seconds of communication, and seconds of computing that run at the same time."""
-
-    seconds: float
-    beside: float
-
-
-@dataclass(frozen=True)
-class StepParts:
-    """The parts of a step as a student puts them together, the wait of a pipeline included.
-
-    computing: name -> seconds. communication: name -> Collectives. interference: share of the time
-    in which both run that comes back, because they share the GPU's multiprocessors and memory.
-    """
-
-    computing: dict[str, float]
-    communication: dict[str, Collectives]
-    interference: float
-
-    @classmethod
-    def of(cls, run: TrainingRun, constants: Constants = FITTED) -> "StepParts":
-        """Returns the parts of the run's step."""
-        computing, sent = {}, {}
-        names = {"matmul": "products", "attention": "attention", "memory": "memory traffic",
-                 "host": "AdamW on the host", "launch": "host starting kernels",
-                 "stall": "stalls of the pipeline"}
-        for part in parts_of(run, constants):
-            # The wait lengthens what is sent and what is computed beside it alike.
-            longer = 1 + pipeline_wait(run, part)
-            if part.beside is None and (part.seconds or part.cause in _ALWAYS):
-                name = names[part.cause]
-                computing[name] = computing.get(name, 0.0) + longer * part.seconds
-            elif part.beside is not None and part.seconds:
-                sent[part.name] = Collectives(longer * part.seconds, longer * part.beside)
-        return cls(computing, sent, constants.unhidden)
-
-    def __repr__(self):
-        lines = [f"{name:34s} {seconds:>9.4f} s" for name, seconds in self.computing.items()]
-        lines += [f"{name:34s} {sent.seconds:>9.4f} s, beside {sent.beside:.4f} s of computing"
-                  for name, sent in self.communication.items()]
-        return "\n".join([*lines, f"interference {self.interference:.3f}"])
