@@ -3,7 +3,7 @@
 #
 # | In short | This notebook |
 # |:--|:--|
-# | **Time** | 230 minutes in three sittings (85 + 95 + 50), 95 more for optional parts |
+# | **Time** | 235 minutes in three sittings (85 + 100 + 50), 105 more for optional parts |
 # | **Needs** | any machine with 2 cores; Linux for the two hosts; no GPU |
 #
 # Here you write a training script and run it on two hosts with a real link between them. You measure what
@@ -400,7 +400,7 @@ lab.show_lost_time(runs, attribute_overhead)
 # a barrier before the last rank has entered it.
 
 # %% [markdown]
-# ## Second sitting · 95 minutes
+# ## Second sitting · 100 minutes
 #
 # | In short | This sitting |
 # |:--|:--|
