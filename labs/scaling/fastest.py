@@ -164,7 +164,7 @@ def show_fastest(fastest: Callable, model: str = "8B", gpus: int = 16) -> Pictur
     ax.set_xticks([best * step for step in (1, 1.5, 2, 3)],
                   [f"{best * step:.3g}" for step in (1, 1.5, 2, 3)])
     ax.xaxis.minorticks_off()
-    ax.set_xlabel("seconds of a step; the leftmost mark is the fastest plan's")
+    ax.set_xlabel("seconds of a step; the leftmost number is the fastest plan's")
     marks.legend_above(figure, [
         Line2D([], [], marker="|", linestyle="", color=palette.INK, markersize=9,
                markeredgewidth=2, label="predicted"),
