@@ -152,7 +152,8 @@ class Answer:
         least, greatest = self.memory_factors.of(most)
         return {
             "plan": vars(self.plan), "fits": self.is_feasible,
-            "memory": {"stages": self.stages, "counted": self.counted is not None, "largest_stage": stage, "largest": most,
+            "memory": {"stages": self.stages, "counted": self.counted is not None,
+                       "largest_stage": stage, "largest": most,
                        "low": least, "high": greatest, "cuda_and_nccl": self.overhead,
                        "card": self.job.gpu.usable, "rows": self.memory_factors.kind},
             "seconds": {"total": self.seconds.total, "causes": vars(self.seconds), "low": low,

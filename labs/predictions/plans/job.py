@@ -102,11 +102,11 @@ class Plan:
     """Sizes of the dimensions, and what is done with the states of data-parallel ranks.
 
     data: replicas that get different sequences. sharding: one of SHARDING or DATA_PARALLEL_ONLY;
-    shards are cut over data and context ranks together, under HSDP over those of a node. micro_batch: sequences that a
-    replica computes at a time. recompute: one of RECOMPUTE. chunks: stages of a
-    pipeline rank, interleaved where there are more than one. schedule: one of SCHEDULES.
-    offload: whether shards, gradients and
-    optimizer state are in the host's memory, where AdamW runs; under FSDP alone.
+    shards are cut over data and context ranks together, under HSDP over those of a node.
+    micro_batch: sequences that a replica computes at a time. recompute: one of RECOMPUTE. chunks:
+    stages of a pipeline rank, interleaved where there are more than one. schedule: one of
+    SCHEDULES. offload: whether shards, gradients and optimizer state are in the host's memory,
+    where AdamW runs; under FSDP alone.
     sequence_parallel: whether tensor-parallel ranks cut norms and residual stream too. stages: of a
     pipeline, layers of each; or one of STAGES; "": as the code base does. Context parallelism
     gathers keys and values before attention (Grattafiori et al., 2024, section 3.3.2).

@@ -70,11 +70,11 @@ def rank_memory(job: Job, plan: Plan, stage: int = 0) -> dict[str, float]:
     """Part -> bytes of one rank of a pipeline stage, at the peak of a step: PARTS.
 
     States are divided as the plan's sharding says: the optimizer's over all data-parallel and
-    context-parallel ranks from ZeRO-1 on, gradients too from ZeRO-2 on, parameters too under FSDP (under HSDP all
-    over a node's). Under FSDP a stage of a pipeline gathers its parameters once for all
-    micro-batches, and adds up the unsharded gradients of a chunk until its micro-batches are done;
-    without a pipeline two layers are gathered, and one layer's gradients are unsharded. Raises
-    ValueError where there is no such stage.
+    context-parallel ranks from ZeRO-1 on, gradients too from ZeRO-2 on, parameters too under
+    FSDP (under HSDP all over a node's). Under FSDP a stage of a pipeline gathers its parameters
+    once for all micro-batches, and adds up the unsharded gradients of a chunk until its
+    micro-batches are done; without a pipeline two layers are gathered, and one layer's gradients
+    are unsharded. Raises ValueError where there is no such stage.
     """
     if not 0 <= stage < plan.pipeline:
         raise ValueError(f"no stage {stage}: the plan has stages 0 to {plan.pipeline - 1}")
