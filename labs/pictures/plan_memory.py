@@ -73,7 +73,8 @@ def memory_live(**chosen) -> str:
 
 def draw_memory(**chosen) -> Picture:
     """The picture of one job; its data is the Answer, None where there is no such job."""
-    name = f"{chosen['model']}\n{chosen['sharding']}\n{chosen['gpus']} GPUs"
+    strategy = {value: label for label, value in STRATEGIES.items()}[chosen["sharding"]]
+    name = f"{chosen['model']}\n{strategy}\n{chosen['gpus']} GPUs"
     try:
         answer = data_parallel_answer(**chosen)
     except ValueError as error:
