@@ -94,10 +94,10 @@ def _bar(held, overhead, x, top, interval) -> str:
     if interval:
         low, high = map(x, interval)
         ends.append(max(high, ends[-1]))
-        boxes += (f"<line x1='{low:.2f}' x2='{high:.2f}' y1='{top + _BAR / 2}' "
-                  f"y2='{top + _BAR / 2}' stroke='{palette.PREDICTED}' stroke-width='2'><title>"
-                  f"between {_gigabytes(interval[0])} and {_gigabytes(interval[1])} GB"
-                  "</title></line>")
+        middle = top + _BAR / 2
+        boxes += (f"<path d='M{low:.2f} {middle - 6}v12M{high:.2f} {middle - 6}v12M{low:.2f} "
+                  f"{middle}H{high:.2f}' stroke='{_INK}' stroke-width='1.5'><title>between "
+                  f"{_gigabytes(interval[0])} and {_gigabytes(interval[1])} GB</title></path>")
     return (f"{boxes}<g font-size='14' font-weight='600' paint-order='stroke' stroke='{_PAPER}' "
             f"stroke-width='4' stroke-linejoin='round'>"
             f"{_text(ends[-1] + 8, top + _BAR / 2 + 5, words, 'start', _INK)}</g>")

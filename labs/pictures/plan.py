@@ -81,7 +81,7 @@ def _of_job(job: Job, start: Plan, first) -> Controls:
         others = changes["tensor"] * changes["pipeline"] * changes["context"]
         asked = replace(start, data=max(1, job.gpus // others), **changes)
         plans = {"start": start} | ({} if asked == start else {"chosen": asked})
-        return _drawn(job, plans, f"{job}. ")
+        return _drawn(job, plans, str(job))
 
     return Controls(chosen, draw, columns=2)
 
@@ -91,11 +91,11 @@ def draw_plan(*, model, gpus, gpu, sharding, tensor, pipeline, micro_batch, sequ
     """The picture of one plan; of one that cannot be run the reason."""
     job, asked = _asked(model, gpus, gpu, sharding, tensor, pipeline, micro_batch, sequence,
                         recompute, code)
-    return _drawn(job, {f"{gpus:,} × {gpu}": asked})
+    return _drawn(job, {f"{gpus:,} × {gpu}": asked}, f"{job.batch:,} sequences a step")
 
 
-def _drawn(job, plans, job_named="") -> Picture:
-    """A row for each named plan; the sentences are of the last one."""
+def _drawn(job, plans, job_named) -> Picture:
+    """A row for each named plan; the sentences are of the last one, and of the job."""
     *_, last = plans.values()
     if reason := impossible(job, last):
         figure, [ax] = marks.bar_chart(["–"], [[marks.LabelledBar({})]], ["GB"], 1.5)
@@ -113,7 +113,7 @@ def _drawn(job, plans, job_named="") -> Picture:
     marks.draw_limit(axes[0], room)
     marks.headline(figure, lesson(answer))
     marks.draw_legend(figure, [bar for row in bars.values() for bar in row])
-    note = job_named + _note(answer, room)
+    note = f"{answer.plan}; {job_named}. {_note(answer, room)}"
     marks.note_below(figure, note)
     words = [f"{name + ': ' if len(bars) > 1 else ''}{what} {bar.label}{bar.by_part()}"
              for name, row in bars.items() for what, bar in zip(("memory", "step"), row,
@@ -159,6 +159,5 @@ def lesson(answer: Answer) -> str:
 
 def _note(answer, room) -> str:
     kinds = (answer.memory_factors.kind, answer.seconds_factors.kind)
-    return (f"{answer.plan}; {answer.job.batch:,} sequences a step. The dashed line: {room:.3g} GB "
-            "that CUDA and NCCL leave free. 80 % of measured runs of this kind lie within the "
-            f"whiskers ({'; '.join(dict.fromkeys(kinds))}).")
+    return (f"The dashed line: {room:.3g} GB that CUDA and NCCL leave free. 80 % of measured runs "
+            f"of this kind lie within the whiskers ({'; '.join(dict.fromkeys(kinds))}).")
