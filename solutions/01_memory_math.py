@@ -749,12 +749,12 @@ lab.show_peak(measured)
 # %% [markdown]
 # ## Memory explorer
 #
-# The explorer also counts buckets, gathered parameters and the temporaries of AdamW's foreach step.
+# `labs.plan` also counts buckets, gathered parameters and the temporaries of AdamW's foreach step.
 # Find the largest model that 8 A100-80 train under ZeRO-3 with checkpointing. Then turn checkpointing
 # off.
 
 # %%
-lab.explore_memory()
+labs.plan(only="memory")
 
 # %% [markdown]
 # ## Optional: allocated, reserved and `nvidia-smi`

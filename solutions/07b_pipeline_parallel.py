@@ -1187,6 +1187,13 @@ lab.show_plan_costs(lab.JOBS["Llama-3-405B"],
 # Full recomputation fits easily, but computes a third more. Eight chunks solve both problems.
 
 # %% [markdown]
+# `labs.plan` draws any plan of this job beside the published one. Move `chunks` to 4, 2 and 1. Which part
+# of the memory grows, and which part of the seconds? Then find another plan that fits and is not much slower.
+
+# %%
+labs.plan(job=lab.JOBS["Llama-3-405B"], plan=published)
+
+# %% [markdown]
 # ## A script of your own
 #
 # `pipeline.py` trains a transformer on 2 ranks or more, up to the number of micro-batches. It uses

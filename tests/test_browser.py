@@ -34,7 +34,7 @@ def endless():
 
 launch(endless, ranks=2)
 """
-EXPLORER = "import labs.memory_math as lab\n\nlab.explore_memory()"
+MEMORY = "import labs\n\nlabs.plan(only=\"memory\")"
 RESTARTED = "Canceled future for"  # JupyterLab's own: a kernel was restarted while it was asked
 RESTART = "() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()"
 
@@ -243,9 +243,9 @@ def test_the_slider_of_the_ring_goes_through_its_steps(page):
         api.expect(picture).to_have_attribute("alt", re.compile(words))
 
 
-def test_the_explorer_follows_its_sliders_and_menus(page, lab):
-    write_notebook(lab.folder / "explorer.ipynb", EXPLORER)
-    output = Notebook(page, "explorer.ipynb").run_cell(0)
+def test_a_plans_memory_follows_its_sliders_and_menus(page, lab):
+    write_notebook(lab.folder / "memory.ipynb", MEMORY)
+    output = Notebook(page, "memory.ipynb").run_cell(0)
     chart, seen = output.get_by_role("img"), []
 
     def moves(control, act, *how):
@@ -254,7 +254,7 @@ def test_the_explorer_follows_its_sliders_and_menus(page, lab):
         getattr(control, act)(*how)
         api.expect(chart).not_to_have_attribute("aria-label", verdict)
 
-    moves(output.get_by_role("slider", name="ranks"), "press", "ArrowUp")
+    moves(output.get_by_role("slider", name="GPUs"), "press", "ArrowUp")
     api.expect(output.locator(".widget-readout").nth(0)).to_have_text("16")
     moves(output.get_by_role("combobox").nth(0), "select_option", "Llama-3-70B")
     moves(output.get_by_role("combobox").nth(1), "select_option", "DDP")
@@ -264,7 +264,7 @@ def test_the_explorer_follows_its_sliders_and_menus(page, lab):
 
 
 def test_a_menu_takes_the_arrow_keys(page, lab):
-    write_notebook(lab.folder / "menus.ipynb", EXPLORER, more=["2 + 2"])
+    write_notebook(lab.folder / "menus.ipynb", MEMORY, more=["2 + 2"])
     output = Notebook(page, "menus.ipynb").run_cell(0)
     chart, menu = output.get_by_role("img"), output.get_by_role("combobox", name="strategy")
     verdict = chart.get_attribute("aria-label")
@@ -276,7 +276,7 @@ def test_a_menu_takes_the_arrow_keys(page, lab):
 
 def test_a_widget_without_its_kernel_says_what_to_do_and_keeps_its_picture(page, lab):
     """After a restart, and where the saved notebook is opened again."""
-    write_notebook(lab.folder / "saved.ipynb", EXPLORER)
+    write_notebook(lab.folder / "saved.ipynb", MEMORY)
     notebook = Notebook(page, "saved.ipynb")
     output = notebook.run_cell(0)
     output.get_by_role("combobox", name="strategy").select_option("DDP")

@@ -88,6 +88,8 @@ def test_each_stage_of_a_pipeline_is_named_with_its_parts(monkeypatch, capsys):
     (("GPT-2", "--gpus", "8xH100", "--tp", "8", "--sharding", "DDP", "--recompute", "none",
       "--micro-batch", "1", "--batch", "8"), "12 query heads cannot be divided by 8"),
     (("GPT-2", "--gpus", "8xH100", "--calibrate", "nothing.json"), "is no measured step such as"),
+    (("GPT-2", "--gpus", "1xH100", "--sharding", "DDP", "--recompute", "none", "--micro-batch", "1",
+      "--sequence", "2048"), "GPT-2 has learned positions for only 1,024"),
     (("nobody/nothing", "--gpus", "8xH100"), "the hub gave no config.json")])
 def test_bad_input_gets_one_sentence(monkeypatch, capsys, tmp_path, arguments, says):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -109,13 +111,43 @@ def test_gpus_are_a_number_and_a_name(text, capsys):
     assert "is not of the kind 64xH100" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("sharding, says", [
-    ("FSDP", "of 12 layers with fake tensors"), ("ZeRO-1", "none: it follows DDP and FSDP alone")])
-def test_exact_adds_a_dry_run_where_there_can_be_one(monkeypatch, capsys, sharding, says):
-    code, out, _ = ask(monkeypatch, capsys, "GPT-2", "--gpus", "8xA100-80", "--tp", "1",
-                       "--micro-batch", "1", "--sharding", sharding, "--recompute", "none",
-                       "--batch", "8", "--sequence", "256", "--exact")
-    assert code == 0 and says in " ".join(out.split())
+@pytest.mark.parametrize("sharding, recipe, is_counted", [
+    ("FSDP", "bf16 policy", True), ("ZeRO-1", "bf16", True), ("DDP", "fp32", True),
+    ("HSDP", "bf16 policy", False), ("DDP", "bf16 policy", False)])
+def test_exact_counts_every_tensor_where_that_can_be_done(monkeypatch, capsys, sharding, recipe,
+                                                          is_counted):
+    arguments = ("GPT-2", "--gpus", "8xA100-80", "--tp", "1", "--micro-batch", "1", "--sharding",
+                 sharding, "--recompute", "none", "--batch", "8", "--sequence", "256", "--recipe",
+                 recipe)
+    code, out, _ = ask(monkeypatch, capsys, *arguments)
+    assert code == 0 and ("--exact counts every tensor" in out) == is_counted
+    code, out, _ = ask(monkeypatch, capsys, *arguments, "--exact")
+    assert code == 0 and "--exact" not in out
+    assert ("17 runs (every tensor counted)" in " ".join(out.split())) == is_counted
+
+
+def test_without_exact_torch_is_not_imported():
+    """A command that answers in a second: importing torch and transformers takes longer."""
+    program = ("import sys; sys.argv = ['plan', 'Llama-3-8B', '--gpus', '8xH100', '--tp', '1']\n"
+               "from _plan.__main__ import main; main(); assert 'torch' not in sys.modules")
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
+def test_what_is_proposed_fits_by_the_number_that_is_shown(monkeypatch, capsys):
+    """With every tensor counted, too: 8B on 4 GPUs, where little is left."""
+    _, out, _ = ask(monkeypatch, capsys, "Llama-3-8B", "--gpus", "4xH100", "--tp", "1", "--pp", "1",
+                    "--cp", "1", "--exact", "--json")
+    found = json.loads(out)["answers"]
+    assert [answer["memory"]["counted"] for answer in found].count(True) == 1
+    for answer in found:
+        memory = answer["memory"]
+        assert answer["fits"] and memory["largest"] + memory["cuda_and_nccl"] <= memory["card"]
+        assert memory["largest"] == pytest.approx(sum(memory["stages"]["0"].values()))
+
+
+def test_a_sequence_is_no_longer_than_the_models_positions(monkeypatch, capsys):
+    _, out, _ = ask(monkeypatch, capsys, "GPT-2", "--gpus", "8xH100", "--json")
+    assert json.loads(out)["sequence"] == 1024
 
 
 def test_a_measured_step_corrects_the_prediction(monkeypatch, capsys, tmp_path):

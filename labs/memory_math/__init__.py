@@ -2,7 +2,7 @@
 
 scaffold: what the notebook measures. measurements: smaller measurements, on one rank. checks: one
 file per exercise. charts: what is drawn.
-explorer: one rank's memory for any setting. ground_truth: what the checks compare with.
+scaling: one rank of a job on up to 1024. ground_truth: what the checks compare with.
 """
 
 from typing import TYPE_CHECKING
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
         show_quoted_figures,
         show_recipes,
     )
-    from labs.memory_math.explorer import explore_memory, show_scaling
     from labs.memory_math.fewest_ranks import check_fewest_ranks
     from labs.memory_math.parameters import (
         check_parameters,
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
         show_unexplained_bytes,
     )
     from labs.memory_math.scaffold import measure_checkpointing, measure_ranks, model_sizes
+    from labs.memory_math.scaling import show_scaling
     from labs.memory_math.step_flops import (
         check_step_flops,
         show_checkpointing_cost,

@@ -15,11 +15,11 @@ from labs.checks.numbers import (
 from labs.checks.verdicts import Wrong, check, shows
 from labs.memory_math.activations import model_activations
 from labs.memory_math.bytes_per_parameter import states_of
-from labs.memory_math.explorer import Setting
 from labs.memory_math.per_rank import states_per_rank
 from labs.memory_math.scaffold import MODELS
 from labs.pictures.memory import MemoryRow, memory_bars
 from labs.pictures.picture import Picture
+from labs.pictures.plan_memory import data_parallel_answer
 from labs.pictures.tables import Table
 from labs.predictions import hardware
 from labs.predictions.memory import parameters
@@ -146,10 +146,11 @@ def _unit_causes(left, gpu) -> list[Cause]:
               "Take it from gpu.usable.")]
 
 
-JOBS = {f"{size}, {stage}": Setting(f"Llama-2-{size}", 4, strategy, "bf16, fp32 moments", 1, 4096,
-                                    "full")
-        for size in ("7B", "13B")
-        for stage, strategy in (("DDP", "DDP"), ("ZeRO-3", "ZeRO-3 = FSDP"))}
+ANSWERS = {f"{size}, {stage}": data_parallel_answer(
+    model=f"Llama-2-{size}", gpus=4, sharding=sharding, recipe="bf16, fp32 moments", micro_batch=1,
+    sequence=4096, recompute="full")
+    for size in ("7B", "13B") for stage, sharding in (("DDP", "DDP"), ("ZeRO-3", "FSDP"))}
+"""Name of a job -> what it takes, every tensor counted (when it is asked for)."""
 GPU = hardware.gpu("A100-80")
 
 
@@ -158,8 +159,8 @@ def show_bytes_left(bytes_left, largest_batch) -> Table:
     """A table of the GB that are left in each job, and of the largest batch that fits: both by the
     student's functions."""
     rows = []
-    for name, setting in JOBS.items():
-        job = _job(setting)
+    for name, answer in ANSWERS.items():
+        job = _job(answer)
         left = bytes_left(*job) / GB
         largest = require_number(largest_batch(*job[:4], *job[5:]), "largest_batch")
         rows.append((name, f"{left:,.2f}", "fits" if left >= 0 else "does not fit",
@@ -168,24 +169,24 @@ def show_bytes_left(bytes_left, largest_batch) -> Table:
                  ("", "GB left by your function", "", "largest batch"), rows)
 
 
-def _job(setting) -> tuple:
-    """The setting as arguments of the student's bytes_left."""
+def _job(answer) -> tuple:
+    """The job as arguments of the student's bytes_left."""
+    job, plan = answer.job, answer.plan
     # 2, 2, 8: bytes per parameter of bf16 parameters and gradients, and of two fp32 moments.
-    return (shape_of(hf_configs.config(setting.model)), (2, 2, 8),
-            0 if setting.strategy == "DDP" else 3, setting.ranks, setting.batch, setting.sequence,
-            True, GPU)
+    return (job.shape, (2, 2, 8), 3 if plan.is_fsdp else 0, job.gpus, plan.micro_batch,
+            job.sequence, True, GPU)
 
 
 @shows("1.6")
 def show_self_check(bytes_left, per_rank, activations) -> Picture:
     """The student's estimate of each job above the prediction that counts every buffer."""
     rows, guess = [], guessed("1.6")
-    for name, setting in JOBS.items():
-        mine = _estimate(bytes_left, per_rank, activations, _job(setting))
+    for name, answer in ANSWERS.items():
+        mine = _estimate(bytes_left, per_rank, activations, _job(answer))
         rows += [MemoryRow(f"{name}, your estimate", predicted=mine,
                            guessed=guess * GB if guess and name == "13B, ZeRO-3" else None),
                  MemoryRow("with every buffer",
-                           predicted=setting.held + Memory(other=setting.overhead))]
+                           predicted=answer.held + Memory(other=answer.overhead))]
     off = max(abs(mine.predicted.total / exact.predicted.total - 1)
               for mine, exact in zip(rows[::2], rows[1::2], strict=True))
     return memory_bars(rows, f"of one rank, 4 × {GPU.name}", [(GPU.usable, GPU.name)], unit="GB",

@@ -6,7 +6,7 @@ from labs.checks.guesses import guessed
 from labs.checks.numbers import Cause, judge_number, require_numbers, require_signature
 from labs.checks.verdicts import check, print_in_script, shows
 from labs.memory_math import measurements
-from labs.memory_math.bytes_left import GPU, JOBS
+from labs.memory_math.bytes_left import ANSWERS, GPU
 from labs.memory_math.scaffold import STATES, RankMemory, measure_strategies
 from labs.pictures.memory import MemoryRow, memory_bars
 from labs.pictures.picture import Picture
@@ -192,14 +192,15 @@ def _measured_numbers(preset) -> Table:
 
 
 def _computed_numbers() -> Table:
-    job = JOBS["13B, ZeRO-3"]
-    parts = hardware.overheads(job.ranks)
-    tensors = job.held.total + parts["cuBLAS"]
+    answer = ANSWERS["13B, ZeRO-3"]
+    ranks = answer.job.gpus
+    parts = hardware.overheads(ranks)
+    tensors = answer.held.total + parts["cuBLAS"]
     context = parts["CUDA context"]
     other = context + parts["loaded kernels"] + parts["NCCL"]
     rows = [("CUDA's context", 0, 0, context), ("NCCL", 0, 0, context + parts["NCCL"]),
             ("the step, at its peak", tensors, tensors, tensors + other)]
-    return Table(f"MB of one rank, computed: Llama-2-13B, ZeRO-3 on {job.ranks} × {GPU.name}",
+    return Table(f"MB of one rank, computed: Llama-2-13B, ZeRO-3 on {ranks} × {GPU.name}",
                  ("", *NUMBERS),
                  [(name, *(f"{size / MB:,.0f}" for size in sizes)) for name, *sizes in rows],
                  note="This machine has no GPU, and a CPU has none of the three numbers: this is "

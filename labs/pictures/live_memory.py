@@ -23,12 +23,12 @@ _TICKS = MaxNLocator(6, steps=[1, 2, 5, 10])
 
 
 def memory_html(held: Memory | None, overhead: float, gpus: list[tuple[float, str, bool | None]],
-                verdict: str, more: str = "") -> str:
+                verdict: str, more: str = "", interval: tuple[float, float] | None = None) -> str:
     """HTML with one rank's bar, the capacities of GPUs and a legend with all bytes.
 
     held: bytes by category, or None where there is nothing to draw. overhead: bytes that CUDA and
     NCCL hold. gpus: (bytes, name, whether it fits, or None). verdict, more: sentences above the
-    bar."""
+    bar. interval: bytes between which the bar's end lies, as a whisker."""
     # Without a job (held is None) the axis is that of the largest GPU.
     end = _end(gpus, held.total + overhead if held else max(gpus)[0])
     colour = _INK if held else palette.REJECTED
@@ -36,7 +36,8 @@ def memory_html(held: Memory | None, overhead: float, gpus: list[tuple[float, st
             f"<span style='color:{_MUTED}'>{html.escape(more)}</span>")
     return (f"<div style='font-size:13px;line-height:1.5;color:{_INK};max-width:{96 * WIDTH:.0f}px;"
             f"white-space:normal'><div style='min-height:3.2em;padding:0 {_LEFT}px'>{text}</div>"
-            f"{_chart(held, overhead, gpus, end, verdict)}{_legend(held, overhead)}</div>")
+            f"{_chart(held, overhead, gpus, end, verdict, interval)}"
+            f"{_legend(held, overhead)}</div>")
 
 
 def _end(gpus, total) -> float:
@@ -48,7 +49,7 @@ def _end(gpus, total) -> float:
     return next(end for end in ends if end >= 1.2 * total)
 
 
-def _chart(held, overhead, gpus, end, verdict) -> str:
+def _chart(held, overhead, gpus, end, verdict, interval) -> str:
     lines = merge_close([(size, name) for size, name, _ in gpus], 0.004 * end)
     top = _LEVEL * len(lines) + 8
     base = top + _BAR + 8
@@ -59,7 +60,7 @@ def _chart(held, overhead, gpus, end, verdict) -> str:
     shown = [line for line in lines if line[0] < end]
     parts = [_capacity(x(size), _LEVEL * level, base, size, name, gpus) for level, (size, name)
              in enumerate(shown, start=len(lines) - len(shown))]
-    parts += [_bar(held, overhead, x, top)] if held else []
+    parts += [_bar(held, overhead, x, top, interval)] if held else []
     parts += [f"<line x1='{_LEFT}' x2='{_RIGHT}' y1='{base}' y2='{base}' stroke='{_MUTED}'/>"]
     parts += [_text(x(tick * GB), base + 17, f"{tick:,g}", "middle" if tick else "start")
               for tick in _TICKS.tick_values(0, end / GB) if tick * GB <= end]
@@ -80,8 +81,8 @@ def _capacity(x, y, base, size, names, gpus) -> str:
             f"</title></line>{_text(x + 4, y + 13, words)}")
 
 
-def _bar(held, overhead, x, top) -> str:
-    """A box for each category and one for the overhead, and right of them their sizes."""
+def _bar(held, overhead, x, top, interval) -> str:
+    """A box for each category and one for the overhead, the whisker, and right of it the sizes."""
     sizes = {**held.by_name(), OVERHEAD: overhead}
     ends = [x(end) for end in accumulate(sizes.values(), initial=0.0)]
     boxes = "".join(
@@ -90,6 +91,13 @@ def _bar(held, overhead, x, top) -> str:
         for (name, nbytes), (left, right) in zip(sizes.items(), pairwise(ends), strict=True)
         if nbytes or name != OVERHEAD)
     words = f"{format_number(held.total / GB)} + {format_number(overhead / GB)} GB"
+    if interval:
+        low, high = map(x, interval)
+        ends.append(max(high, ends[-1]))
+        middle = top + _BAR / 2
+        boxes += (f"<path d='M{low:.2f} {middle - 6}v12M{high:.2f} {middle - 6}v12M{low:.2f} "
+                  f"{middle}H{high:.2f}' stroke='{_INK}' stroke-width='1.5'><title>between "
+                  f"{_gigabytes(interval[0])} and {_gigabytes(interval[1])} GB</title></path>")
     return (f"{boxes}<g font-size='14' font-weight='600' paint-order='stroke' stroke='{_PAPER}' "
             f"stroke-width='4' stroke-linejoin='round'>"
             f"{_text(ends[-1] + 8, top + _BAR / 2 + 5, words, 'start', _INK)}</g>")

@@ -28,7 +28,8 @@ class MemoryRow:
     Memory, or a number for its tick alone; guessed: the student's tick. overhead: what CUDA and
     NCCL hold in addition to tensors. out_of_memory: the rank ran out of memory at `limit` bytes
     (None: at the chart's smallest capacity), and the bar, if any, is what it held or would have
-    needed. source: how `measured` was found, in words.
+    needed. source: how `measured` was found, in words. interval: (low, high) of the bar's end,
+    overhead included, as a whisker.
     """
 
     name: str
@@ -39,6 +40,7 @@ class MemoryRow:
     out_of_memory: bool = False
     limit: float | None = None
     source: str = "measured"
+    interval: tuple[float, float] | None = None
 
     @property
     def bar(self) -> Memory:
@@ -64,7 +66,8 @@ class MemoryRow:
         ticks = (None if self.is_pale else self.predicted_total, self.guessed, self.limit)
         return marks.LabelledBar(
             {name: nbytes / unit.size for name, nbytes in parts.items()}, self.label(unit),
-            *(value and value / unit.size for value in ticks), palette.GRID, self.is_pale)
+            *(value and value / unit.size for value in ticks), palette.GRID, self.is_pale,
+            self.interval and tuple(end / unit.size for end in self.interval))
 
     def label(self, unit: marks.Unit) -> str:
         """The text right of the bar."""

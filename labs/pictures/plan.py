@@ -1,13 +1,15 @@
 """What a job takes, with controls: one rank's memory and a step's seconds, as scripts/plan says."""
 
+from dataclasses import replace
+
 from labs.pictures import marks, palette
 from labs.pictures.in_scripts import print_in_script
 from labs.pictures.picture import Picture
-from labs.pictures.widgets import Choice, Controls
+from labs.pictures.widgets import Controls, choices, powers_of_two
 from labs.predictions.code_bases import CODE_BASES
 from labs.predictions.hardware import GPUS, gpu
 from labs.predictions.plans.answer import Answer
-from labs.predictions.plans.job import RECOMPUTE, SHARDING, Job, Plan, impossible
+from labs.predictions.plans.job import RECOMPUTE, SCHEDULES, SHARDING, Job, Plan, impossible
 from labs.predictions.plans.models import shape_named
 from labs.training.known_models import SIZES
 from labs.training.memory_categories import GB
@@ -15,75 +17,108 @@ from labs.training.memory_categories import GB
 TOKENS = 4 * 2**20  # of a step
 DEFAULTS = dict(model="Llama-3-8B", gpus=64, gpu="H100", sharding="FSDP", tensor=1, pipeline=1,
                 micro_batch=1, sequence=4096, recompute="full", code="PyTorch, eager")
-_HELD = {"parameters": ("parameters", "gathered parameters"),
-         "gradients": ("gradients", "unsharded gradients"),
-         "optimizer state": ("optimizer state",), "activations": ("activations",),
-         "other": ("logits", "buffers")}
 _TAKEN = {"computing": ("matmul", "attention", "memory"),
           "communication": ("tensor", "context", "sharding", "all_reduce", "pipeline"),
           "host": ("launch", "host"), "waiting": ("bubble", "stall")}
+# that of palette.LOST is the optimizer state's, which stands beside it
+_WAITING = palette.PHASES["exposed"]
 
 
-def plan(**first) -> Controls:
-    """Controls for a job and its plan; below them one rank's memory and the seconds of a step. A
-    step is 4 million tokens. first: where they start, e.g. model="Llama-3-70B", gpus=512. Raises
-    TypeError or ValueError where there is no such control or choice."""
-    unknown = set(first) - set(DEFAULTS)
-    if unknown:
-        raise TypeError(f"plan has no {unknown.pop()!r}; it has {', '.join(DEFAULTS)}")
-    chosen = {**DEFAULTS, **first}
-    choices = [_choice(name, label, kind, options, chosen[name])
-               for name, label, kind, options in _controls()]
-    return print_in_script(Controls(choices, draw_plan, columns=2))
+def plan(only: str = "", *, job: Job | None = None, plan: Plan | None = None,
+         **first) -> Controls:
+    """Controls for a job and its plan; below them one rank's memory and the seconds of a step.
+
+    A step is 4 million tokens. first: where the controls start, e.g. model="Llama-3-70B", gpus=512.
+    only="memory": one rank of a data-parallel job, whose step is one micro-batch, and the GPUs that
+    it fits on. job, plan: a job of one's own, and a plan to start from, beside which the
+    chosen one is drawn; the controls are then the plan's. Raises TypeError or ValueError where
+    there is no such control or choice.
+    """
+    if only not in ("", "memory"):
+        raise ValueError(f'only={only!r}: choose "memory", or leave it out')
+    if (job is None) != (plan is None) or only and job:
+        raise TypeError('plan takes a job and a plan together, without only="memory"')
+    if only:
+        from labs.pictures.plan_memory import draw_memory, memory_choices, memory_live
+
+        return print_in_script(Controls(memory_choices(first), draw_memory, memory_live, columns=2))
+    if job:
+        return print_in_script(_of_job(job, plan, first))
+    return print_in_script(Controls(choices("plan", _controls(), first, **DEFAULTS), draw_plan,
+                                    columns=2))
 
 
 def _controls() -> list[tuple]:
     """(name, label, kind, options) of each."""
-    def powers(first, last):
-        return [2**power for power in range(first, last + 1)]
-
-    return [("model", "model", "menu", tuple(SIZES)), ("gpus", "GPUs", "slider", powers(0, 10)),
+    return [("model", "model", "menu", tuple(SIZES)),
+            ("gpus", "GPUs", "slider", powers_of_two(0, 10)),
             ("gpu", "GPU", "menu", tuple(GPUS)),
-            ("tensor", "tensor-parallel", "slider", powers(0, 3)),
+            ("tensor", "tensor-parallel", "slider", powers_of_two(0, 3)),
             ("sharding", "sharding", "menu", SHARDING),
-            ("pipeline", "pipeline", "slider", powers(0, 4)),
+            ("pipeline", "pipeline", "slider", powers_of_two(0, 4)),
             ("recompute", "recompute", "menu", RECOMPUTE),
-            ("micro_batch", "micro-batch", "slider", powers(0, 5)),
+            ("micro_batch", "micro-batch", "slider", powers_of_two(0, 5)),
             ("code", "code base", "menu", tuple(CODE_BASES)),
-            ("sequence", "sequence", "slider", powers(9, 17))]
+            ("sequence", "sequence", "slider", powers_of_two(9, 17))]
 
 
-def _choice(name, label, kind, options, value) -> Choice:
-    if value not in options:
-        raise ValueError(f"{name}={value!r}: choose {', '.join(map(repr, options))}")
-    return Choice(name, label, [(f"{option:,}" if isinstance(option, int) else option, option)
-                                for option in options], value, kind)
+def _of_job(job: Job, start: Plan, first) -> Controls:
+    """Controls for the plan of this job."""
+    if reason := impossible(job, start):
+        raise ValueError(reason)
+    controls = [("sharding", "sharding", "menu", SHARDING),
+                ("tensor", "tensor-parallel", "slider", powers_of_two(0, 3)),
+                ("recompute", "recompute", "menu", RECOMPUTE),
+                ("pipeline", "pipeline", "slider", powers_of_two(0, 4))]
+    if start.pipeline > 1:
+        controls += [("schedule", "schedule", "menu", SCHEDULES),
+                     ("chunks", "chunks", "slider", powers_of_two(0, 3))]
+    controls += [("context", "context-parallel", "slider", powers_of_two(0, 4)),
+                 ("micro_batch", "micro-batch", "slider", powers_of_two(0, 5))]
+    chosen = choices("plan", controls, first, **vars(start))
+
+    def draw(**changes) -> Picture:
+        others = changes["tensor"] * changes["pipeline"] * changes["context"]
+        asked = replace(start, data=max(1, job.gpus // others), **changes)
+        plans = {"start": start} | ({} if asked == start else {"chosen": asked})
+        return _drawn(job, plans, str(job))
+
+    return Controls(chosen, draw, columns=2)
 
 
 def draw_plan(*, model, gpus, gpu, sharding, tensor, pipeline, micro_batch, sequence, recompute,
               code) -> Picture:
     """The picture of one plan; of one that cannot be run the reason."""
-    job, chosen = _asked(model, gpus, gpu, sharding, tensor, pipeline, micro_batch, sequence,
-                         recompute, code)
-    if reason := impossible(job, chosen):
+    job, asked = _asked(model, gpus, gpu, sharding, tensor, pipeline, micro_batch, sequence,
+                        recompute, code)
+    return _drawn(job, {f"{gpus:,} × {gpu}": asked}, f"{job.batch:,} sequences a step")
+
+
+def _drawn(job, plans, job_named) -> Picture:
+    """A row for each named plan; the sentences are of the last one, and of the job."""
+    *_, last = plans.values()
+    if reason := impossible(job, last):
         figure, [ax] = marks.bar_chart(["–"], [[marks.LabelledBar({})]], ["GB"], 1.5)
         ax.set_axis_off()
         marks.headline(figure, f"No such plan: {reason}")
         return Picture(figure, f"No such plan: {reason}")
-    answer = Answer(job, chosen)
-    held, taken = _bars(answer)
-    row = f"{gpus:,} × {gpu}"
+    answers = {name: Answer(job, each) for name, each in plans.items()}
+    answer = answers[[*answers][-1]]
+    bars = {name: _bars(each) for name, each in answers.items()}
     figure, axes = marks.bar_chart(
-        [row], [[held], [taken]], ["GB of the rank that holds most", "seconds of a step"],
-        2.1 + marks.HEADLINE)
+        [*bars], [*zip(*bars.values(), strict=True)],
+        ["GB of the rank that holds most", "seconds of a step"],
+        1.6 + 0.5 * len(bars) + marks.HEADLINE)
     room = (job.gpu.usable - answer.overhead) / GB
     marks.draw_limit(axes[0], room)
     marks.headline(figure, lesson(answer))
-    marks.draw_legend(figure, [held, taken])
-    marks.note_below(figure, _note(answer, room))
-    return Picture(figure, "\n".join([
-        lesson(answer), f"memory {held.label}{held.by_part()}",
-        f"step {taken.label}{taken.by_part()}", _note(answer, room)]), data=answer)
+    marks.draw_legend(figure, [bar for row in bars.values() for bar in row])
+    note = f"{answer.plan}; {job_named}. {_note(answer, room)}"
+    marks.note_below(figure, note)
+    words = [f"{name + ': ' if len(bars) > 1 else ''}{what} {bar.label}{bar.by_part()}"
+             for name, row in bars.items() for what, bar in zip(("memory", "step"), row,
+                                                                strict=True)]
+    return Picture(figure, "\n".join([lesson(answer), *words, note]), data=answer)
 
 
 def _asked(model, gpus, card, sharding, tensor, pipeline, micro_batch, sequence, recompute, code):
@@ -99,16 +134,15 @@ def _asked(model, gpus, card, sharding, tensor, pipeline, micro_batch, sequence,
 
 
 def _bars(answer) -> tuple[marks.LabelledBar, marks.LabelledBar]:
-    stage, most = answer.largest
-    parts = answer.stages[stage]
-    held = {name: sum(parts.get(part, 0) for part in of) / GB for name, of in _HELD.items()}
+    _, most = answer.largest
+    held = {name: size / GB for name, size in answer.held.by_name().items()}
     taken = {name: sum(getattr(answer.seconds, cause) for cause in of)
              for name, of in _TAKEN.items()}
     low, high = answer.memory_factors.of(most / GB)
     fast, slow = answer.seconds_factors.of(answer.seconds.total)
     return (marks.LabelledBar(held, f"{most / GB:.3g} GB", whisker=(low, high)),
             marks.LabelledBar(taken, f"{answer.seconds.total:.3g} s", whisker=(fast, slow),
-                              colour=palette.LOST["waiting"]))
+                              colour=_WAITING))
 
 
 def lesson(answer: Answer) -> str:
@@ -125,6 +159,5 @@ def lesson(answer: Answer) -> str:
 
 def _note(answer, room) -> str:
     kinds = (answer.memory_factors.kind, answer.seconds_factors.kind)
-    return (f"{answer.plan}; {answer.job.batch:,} sequences a step. The dashed line: {room:.3g} GB "
-            "that CUDA and NCCL leave free. 80 % of measured runs of this kind lie within the "
-            f"whiskers ({'; '.join(dict.fromkeys(kinds))}).")
+    return (f"The dashed line: {room:.3g} GB that CUDA and NCCL leave free. 80 % of measured runs "
+            f"of this kind lie within the whiskers ({'; '.join(dict.fromkeys(kinds))}).")

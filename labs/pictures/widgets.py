@@ -20,6 +20,33 @@ class Choice:
     kind: str = "slider"
 
 
+def choices(kind_of: str, controls: list[tuple], first: dict[str, object],
+            **defaults) -> list[Choice]:
+    """A Choice for each (name, label, kind, options), with `first` or the default as its value.
+    kind_of: the function that a wrong keyword was given to. options: values or (label, value)
+    pairs; a positive integer between a slider's stops becomes a stop. Raises TypeError for an
+    unknown name, ValueError for an unknown option."""
+    names = [name for name, *_ in controls]
+    if unknown := [name for name in first if name not in names]:
+        raise TypeError(f"{kind_of} has no {unknown[0]!r}; it has {', '.join(names)}")
+    return [_choice(*control, {**defaults, **first}[control[0]]) for control in controls]
+
+
+def _choice(name, label, kind, options, value) -> Choice:
+    pairs = [each if isinstance(each, tuple) else (
+        f"{each:,}" if isinstance(each, int) else str(each), each) for each in options]
+    if value not in [each for _, each in pairs]:
+        if kind != "slider" or type(value) is not int or value < 1:
+            raise ValueError(f"{name}={value!r}: choose {', '.join(repr(v) for _, v in pairs)}")
+        pairs = sorted([*pairs, (f"{value:,}", value)], key=lambda pair: pair[1])
+    return Choice(name, label, pairs, value, kind)
+
+
+def powers_of_two(first: int, last: int) -> list[int]:
+    """2^first to 2^last: the stops of a slider."""
+    return [2**power for power in range(first, last + 1)]
+
+
 class Controls:
     """Draws `picture(**chosen)` for the values of the controls; where the front end cannot run
     widgets, the `still` picture, or without one, that for the first choice of each.

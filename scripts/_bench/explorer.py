@@ -1,10 +1,12 @@
-"""How long the memory explorer takes to redraw when a control moves, and what a picture would."""
+"""How long labs.plan(only="memory") takes to redraw when a control moves, and what a picture
+would."""
 
 import statistics
 import time
 
+import labs
 from _bench.progress import done, say
-from labs.memory_math import explorer
+from labs.pictures import plan_memory
 
 
 def _milliseconds(draw, rounds) -> dict:
@@ -43,7 +45,7 @@ def _record(choices, **setting) -> float:
     began = time.perf_counter()
     for batch in (1, 2):
         for sequence in (setting["sequence"], longest):
-            explorer.Setting(**{**setting, "batch": batch, "sequence": sequence}).error()
+            plan_memory.memory_live(**{**setting, "micro_batch": batch, "sequence": sequence})
     return time.perf_counter() - began
 
 
@@ -51,15 +53,15 @@ def run(arguments) -> dict:
     """Milliseconds from a slider's move to the new drawing, for each model; and of a PNG. What the
     sliders need recorded is recorded before, once per process; its seconds are given too."""
     moved, recorded = {}, {}
-    controls = explorer.explore_memory(sequence=1024)  # as long as GPT-2 allows
-    for name in explorer.MODELS:
+    controls = labs.plan(only="memory", sequence=1024)  # as long as GPT-2 allows
+    for name in plan_memory.MODELS:
         say(f"{name}: sliders move")
         recorded[name] = _record(controls.choices, **{**controls.first, "model": name})
         grid, _ = controls.box().children
         move, moves = _walk(grid, name, controls.choices)
         moved[name] = _milliseconds(move, min(arguments.rounds or moves, moves))
     say("the same as a PNG")
-    picture = _milliseconds(lambda: explorer.draw_setting(**controls.first).png(),
+    picture = _milliseconds(lambda: plan_memory.draw_memory(**controls.first).png(),
                             arguments.rounds or 5)
     done()
     return {"redraw_ms": moved, "recording_s": recorded, "png_ms": picture}
@@ -67,7 +69,7 @@ def run(arguments) -> dict:
 
 def table(result) -> str:
     """The result for a terminal."""
-    lines = ["the memory explorer: milliseconds from a slider's move to its drawing",
+    lines = ['labs.plan(only="memory"): milliseconds from a move of a slider to its drawing',
              f"{'model':>12} {'median':>8} {'worst':>8}   {'recorded before':>15}"]
     seconds = result["recording_s"]
     lines += [f"{name:>12} {taken['median']:>8.1f} {taken['worst']:>8.1f}"

@@ -40,7 +40,8 @@ def check(arguments):
                         help="such as 64xH100; the GPUs are T4, A10, A100-40, A100-80, H100, "
                              "H200, B200")
     parser.add_argument("--gpus-per-node", type=positive(int), default=8)
-    parser.add_argument("--sequence", type=positive(int), default=4096, help="tokens (4096)")
+    parser.add_argument("--sequence", type=positive(int),
+                        help="tokens (4096, or what the model has positions for)")
     parser.add_argument("--batch", type=positive(int),
                         help="sequences of one step on all GPUs (default: 4 million tokens, at "
                              "least one a GPU)")
@@ -65,8 +66,8 @@ def check(arguments):
     parser.add_argument("--compiled", action="store_true", help="torch.compile")
     parser.add_argument("--calibrate", metavar="FILE", help="one measured step, as below")
     parser.add_argument("--exact", action="store_true",
-                        help="also a dry run of each plan with DDP or FSDP alone: seconds, exact "
-                             "bytes")
+                        help="count every tensor of plans with DDP, ZeRO-1 or FSDP alone, as "
+                             "labs.plan does: some seconds")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args(arguments)
 
@@ -91,12 +92,12 @@ def main():
 
     try:
         question = asked.question(arguments)
-        answers = asked.answers(question)
+        answers = asked.answers(question, arguments.exact)
     except ValueError as error:
         print(f"scripts/plan: {error}", file=sys.stderr)
         return 1
     text = (json.dumps(printed.as_json(question, answers)) if arguments.json
-            else printed.text(question, answers, arguments.exact))
+            else printed.text(question, answers))
     try:
         print(text, flush=True)
     except BrokenPipeError:  # of `| head`: what it wanted it has

@@ -12,6 +12,7 @@ from labs.predictions.plans.job import Job, Plan
 from labs.predictions.plans.models import shape_named
 
 TOKENS = 4 * 2**20  # of a step, where no batch is given
+SEQUENCE = 4096  # tokens, where none are given
 _OF_PLAN = ("tensor", "pipeline", "data", "context", "micro_batch", "sharding", "recompute",
             "stages", "offload")
 _SIZES = ("tensor", "pipeline", "context")
@@ -32,13 +33,15 @@ def question(arguments) -> Question:
     """The job of the command line. Raises ValueError, in a sentence."""
     count, name = arguments.gpus
     assumed = []
-    batch = arguments.batch
-    if not batch:
-        batch = max(1, TOKENS // arguments.sequence // count) * count
-        assumed.append(f"{batch:,} sequences a step, of all GPUs together (--batch)")
     code = _code(arguments)
     shape = shape_named(arguments.model)
-    job = Job(arguments.model, shape, arguments.sequence, batch, gpu(name), count,
+    # GPT-2 has no more positions than 1,024
+    sequence = arguments.sequence or min(SEQUENCE, shape.positions or SEQUENCE)
+    batch = arguments.batch
+    if not batch:
+        batch = max(1, TOKENS // sequence // count) * count
+        assumed.append(f"{batch:,} sequences a step, of all GPUs together (--batch)")
+    job = Job(arguments.model, shape, sequence, batch, gpu(name), count,
               min(arguments.gpus_per_node, count), arguments.recipe or _recipe(code), code=code,
               loss=arguments.loss or "", lora=arguments.lora)
     job.bytes_per_parameter  # noqa: B018  an unknown recipe is named here
@@ -68,12 +71,13 @@ def _states(job) -> str:
             f"parameter for it, its gradient and the optimizer ({recipe.name}; --recipe)")
 
 
-def answers(asked: Question) -> list[Answer]:
-    """The plan that is asked for, or the three fastest that fit with what is given of it."""
+def answers(asked: Question, counts_tensors: bool = False) -> list[Answer]:
+    """The plan that is asked for, or the three fastest that fit with what is given of it.
+    counts_tensors: as in an `Answer`."""
     job, settings = asked.job, asked.settings
     if whole := _whole(job, settings):
-        return [one_answer(job, whole)]
-    return fastest_answers(job, settings)
+        return [one_answer(job, whole, counts_tensors)]
+    return fastest_answers(job, settings, counts_tensors=counts_tensors)
 
 
 def _whole(job, settings) -> Plan | None:

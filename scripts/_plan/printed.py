@@ -2,15 +2,14 @@
 
 import textwrap
 
-from _plan import exact
 from labs.training.memory_categories import GB
 from labs.words import counted
 
 WIDTH = 100
 
 
-def text(question, answers, is_exact=False) -> str:
-    """The answer for a terminal. is_exact: with dry runs."""
+def text(question, answers) -> str:
+    """The answer for a terminal."""
     lines = [str(question.job)]
     lines += [f"taken: {one}" for one in question.assumed]
     lines += [question.calibration] * bool(question.calibration)
@@ -18,7 +17,7 @@ def text(question, answers, is_exact=False) -> str:
         return "\n".join([*lines, "", _nothing(question)])
     for number, answer in enumerate(answers, 1):
         lines += ["", f"{number}  {answer.plan}" if len(answers) > 1 else str(answer.plan),
-                  *_memory(answer), *_exact(answer, is_exact), *_seconds(answer)]
+                  *_memory(answer), *_seconds(answer)]
     return "\n".join(line for long in lines for line in _wrapped(long))
 
 
@@ -48,13 +47,11 @@ def _memory(answer) -> list[str]:
     fitting = "fits" if answer.is_feasible else "does not fit"
     sure = "" if high <= room else ("; above it within the interval, so try it before you rent"
                                     if answer.is_feasible else "")
+    if answer.could_count:
+        found.append("            by a closed form within 10 %; --exact counts every tensor")
     return [*found, f"            {fitting}: {room / GB:.1f} GB of the {answer.job.gpu.name} are "
                     f"free beside CUDA and NCCL{sure}; {_interval(answer.memory_factors)} between "
                     f"{low / GB:.1f} and {high / GB:.1f}"]
-
-
-def _exact(answer, wanted) -> list[str]:
-    return [f"   dry run  {exact.sentence(answer)}"] if wanted else []
 
 
 def _interval(factors) -> str:

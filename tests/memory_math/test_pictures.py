@@ -400,7 +400,7 @@ def test_the_self_check(solution):
         "does not fit", "fits", "does not fit", "fits"]
     assert -1 < float(found["7B, DDP"][0]) < 0 and float(found["13B, ZeRO-3"][0]) > 39
     usable = hardware.gpu("A100-80").usable
-    seven, thirteen = bytes_left.JOBS["7B, DDP"], bytes_left.JOBS["13B, ZeRO-3"]
+    seven, thirteen = bytes_left.ANSWERS["7B, DDP"], bytes_left.ANSWERS["13B, ZeRO-3"]
     assert 12 * parameters.count(lab.model_sizes()["Llama-2-7B"]) < 84 * GB < usable
     assert seven.held.total > 1.3 * usable  # what the estimate leaves out
     assert round((thirteen.held.total + thirteen.overhead) / GB) == 55
@@ -416,8 +416,8 @@ def test_the_head_counted_twice():
 
 def test_the_largest_batch_fits_and_the_next_does_not(solution):
     shown = cells(lab.show_bytes_left(solution.bytes_left, solution.largest_batch))
-    for name, setting in bytes_left.JOBS.items():
-        job = list(bytes_left._job(setting))
+    for name, answer in bytes_left.ANSWERS.items():
+        job = list(bytes_left._job(answer))
         job[4] = most = int(shown[name][2].replace("none", "0"))
         assert most == 0 or solution.bytes_left(*job) >= 0, name
         job[4] = most + 1

@@ -9,6 +9,7 @@ from _on_gpu import one_rank
 
 from labs.predictions import hardware
 from labs.predictions.memory.predict import HELD_TO, predict
+from labs.predictions.plans.intervals import COUNTED
 from labs.training.memory_categories import GiB
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments/reference/h200"
@@ -38,6 +39,10 @@ def test_every_job_is_predicted():
     assert found.keys() == {*BENCH, *MEASURED}
     furthest = min(found.values())
     assert max(map(abs, found.values())) == -furthest, found
+    measured_over = [1 / (1 + one) for one in found.values()]
+    ends = min(measured_over), max(measured_over)
+    assert (COUNTED.low, COUNTED.high) == tuple(round(end, 3) for end in ends)
+    assert COUNTED.rows == len(found)
     assert HELD_TO == (f"{len(found)} jobs on an H200 allocated at most {-100 * furthest:.1f} % "
                        "more than predicted")
 

@@ -13,7 +13,8 @@ import numpy as np
 from labs.predictions.gpu_runs.estimators import ESTIMATORS, Estimator
 from labs.predictions.gpu_runs.run import GpuRun
 from labs.predictions.plans.calibration import NoCalibration, calibrated
-from labs.predictions.plans.intervals import memory_factors, seconds_factors
+from labs.predictions.plans.exact import counted_memory
+from labs.predictions.plans.intervals import COUNTED, memory_factors, seconds_factors
 from labs.predictions.plans.job import training_run
 from labs.predictions.plans.memory import fits, rank_memory
 from labs.predictions.step_time import step_time
@@ -118,7 +119,9 @@ def predicted_seconds(run: GpuRun) -> float:
 
 
 def predicted_memory(run: GpuRun) -> float:
-    """Ours: bytes at the peak of a rank of the run's stage."""
+    """Ours: bytes at the peak of a rank of the run's stage, as `labs.plan` says them."""
+    if counted := counted_memory(run.job, run.plan):
+        return counted.total
     return sum(rank_memory(run.job, run.plan, run.stage).values())
 
 
@@ -141,7 +144,9 @@ def _seconds_rows(run, corrected, asked) -> list[Row]:
 
 def _memory_row(run, asked) -> Row:
     ours = predicted_memory(run)
-    low, high = memory_factors(run.job, run.plan).of(ours)
+    is_counted = counted_memory(run.job, run.plan) is not None
+    factors = COUNTED if is_counted else memory_factors(run.job, run.plan)
+    low, high = factors.of(ours)
     predicted = {OURS: ours, **_others(run, "memory", asked)}
     return Row(run, "memory", f"{run.source}, {run.kind}", run.memory, predicted, low, high)
 

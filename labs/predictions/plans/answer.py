@@ -1,6 +1,6 @@
 """What a job takes by a plan: memory by stage, seconds by cause, dollars, and how sure it is."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -8,12 +8,14 @@ from itertools import islice
 from labs.predictions import hardware
 from labs.predictions.cost.prices import MACHINES, Machine
 from labs.predictions.memory.parameters import active_count
-from labs.predictions.plans.intervals import Factors, memory_factors, seconds_factors
+from labs.predictions.plans.exact import counted_memory, is_countable
+from labs.predictions.plans.intervals import COUNTED, Factors, memory_factors, seconds_factors
 from labs.predictions.plans.job import Job, Plan, impossible
 from labs.predictions.plans.memory import fits, largest_rank, rank_memory
 from labs.predictions.plans.search import has_settings, plans, step_parts
 from labs.predictions.step_time import StepTime
 from labs.predictions.step_time.efficiency import flops_per_token, utilization
+from labs.training.memory_categories import Memory
 
 LAUNCH_BOUND = 0.2  # share of the step that the GPU waits for the host to start kernels
 NAMES = {"matmul": "matrix products", "attention": "attention", "memory": "memory traffic",
@@ -24,26 +26,56 @@ NAMES = {"matmul": "matrix products", "attention": "attention", "memory": "memor
          "host": "copies and AdamW on the host", "launch": "the host starting kernels",
          "stall": "stalls of the pipeline"}
 """Cause of seconds, as `StepTime` names it -> in words."""
+_CATEGORIES = {"gathered parameters": "buffers", "unsharded gradients": "gradients",
+               "logits": "activations"}  # part of the closed form -> name in a `Memory`
 
 
 @dataclass(frozen=True)
 class Answer:
-    """job, plan: what was asked. All sizes in bytes, all times in seconds."""
+    """job, plan: what was asked. counts_tensors: whether memory is counted tensor by tensor where
+    that is possible, which takes some seconds at first; else by the closed form. All sizes in
+    bytes, all times in seconds."""
 
     job: Job
     plan: Plan
+    counts_tensors: bool = True
+
+    @property
+    def counted(self) -> Memory | None:
+        """Bytes of a rank by category, every tensor counted; None where the closed form answers."""
+        return counted_memory(self.job, self.plan) if self.counts_tensors else None
+
+    @property
+    def could_count(self) -> bool:
+        """Whether the closed form answers a question for which tensors could be counted."""
+        return not self.counts_tensors and is_countable(self.job, self.plan)
 
     @cached_property
     def stages(self) -> dict[int, dict[str, float]]:
         """Pipeline stage -> part -> bytes at the peak of one of its ranks."""
+        if self.counted:
+            return {0: {part: size for part, size in self.counted.by_name().items() if size}}
         return {stage: {part: size for part, size in rank_memory(
             self.job, self.plan, stage).items() if size} for stage in range(self.plan.pipeline)}
 
     @property
     def largest(self) -> tuple[int, float]:
         """(stage, bytes) of the rank that holds most."""
+        if self.counted:
+            return 0, self.counted.total
         stage, parts = largest_rank(self.job, self.plan)
         return stage, sum(parts.values())
+
+    @property
+    def held(self) -> Memory:
+        """Bytes of the rank that holds most, by category: logits are activations, and gathered
+        parameters are buffers of communication."""
+        if self.counted:
+            return self.counted
+        found = dict.fromkeys(vars(Memory()), 0.0)
+        for part, size in self.stages[self.largest[0]].items():
+            found[_CATEGORIES.get(part, part).replace(" ", "_")] += size
+        return Memory(**found)
 
     @property
     def overhead(self) -> float:
@@ -53,6 +85,8 @@ class Answer:
     @property
     def is_feasible(self) -> bool:
         """Whether the largest rank fits."""
+        if self.counted:
+            return hardware.fits(self.counted.total, self.job.gpu, self.job.gpus)
         return fits(self.job, self.plan)
 
     @property
@@ -69,7 +103,7 @@ class Answer:
     @property
     def memory_factors(self) -> Factors:
         """How far measured memory was from such a prediction."""
-        return memory_factors(self.job, self.plan)
+        return COUNTED if self.counted else memory_factors(self.job, self.plan)
 
     @property
     def seconds_factors(self) -> Factors:
@@ -118,7 +152,8 @@ class Answer:
         least, greatest = self.memory_factors.of(most)
         return {
             "plan": vars(self.plan), "fits": self.is_feasible,
-            "memory": {"stages": self.stages, "largest_stage": stage, "largest": most,
+            "memory": {"stages": self.stages, "counted": self.counted is not None,
+                       "largest_stage": stage, "largest": most,
                        "low": least, "high": greatest, "cuda_and_nccl": self.overhead,
                        "card": self.job.gpu.usable, "rows": self.memory_factors.kind},
             "seconds": {"total": self.seconds.total, "causes": vars(self.seconds), "low": low,
@@ -142,31 +177,35 @@ def command(job: Job, plan: Plan) -> str:
             f"--layers {job.shape.layers} --hidden {job.shape.hidden}")
 
 
-def fastest_answers(job: Job, settings: Mapping[str, object], count: int = 3) -> list[Answer]:
+def fastest_answers(job: Job, settings: Mapping[str, object], count: int = 3,
+                    counts_tensors: bool = True) -> list[Answer]:
     """The fastest plans that fit and have these settings, no two of one kind: of one sharding, and
     both with or both without tensor, pipeline and context parallelism. Those come first whose whole
-    interval fits: nine of ten jobs of the kind held less than its upper end."""
+    interval fits: nine of ten jobs of the kind held less than its upper end. counts_tensors: as in
+    an `Answer`, by whose number each of them fits."""
     timed = sorted(((step_parts(job, plan).total, number, plan)
                     for number, plan in enumerate(plans(job)) if has_settings(plan, settings)),
                    key=lambda one: one[:2])
-    fitting = [Answer(job, plan) for _, _, plan in timed if fits(job, plan)]
-    surely = (answer.plan for answer in fitting if answer.surely_fits)
-    others = (answer.plan for answer in fitting)
-    return [Answer(job, plan) for plan in islice(_different(surely), count)] or [
-        Answer(job, plan) for plan in islice(_different(others), count)]
+    answers = [Answer(job, plan, counts_tensors) for _, _, plan in timed]
+    surely = _different(answers, lambda answer: answer.surely_fits)
+    return list(islice(surely, count)) or list(islice(
+        _different(answers, lambda answer: answer.is_feasible), count))
 
 
-def _different(found: Iterable[Plan]):
+def _different(answers: Iterable[Answer], is_wanted: Callable[[Answer], bool]) -> Iterator[Answer]:
+    """The first of each kind that is wanted."""
     seen = set()
-    for plan in found:
+    for answer in answers:
+        plan = answer.plan
         key = plan.sharding, plan.tensor > 1, plan.pipeline > 1, plan.context > 1
-        if key not in seen:
+        # asking may count tensors, so a kind that was found is not asked for again
+        if key not in seen and is_wanted(answer):
             seen.add(key)
-            yield plan
+            yield answer
 
 
-def one_answer(job: Job, plan: Plan) -> Answer:
+def one_answer(job: Job, plan: Plan, counts_tensors: bool = True) -> Answer:
     """The answer for one plan. Raises ValueError, in a sentence, where it cannot be run."""
     if reason := impossible(job, plan):
         raise ValueError(reason)
-    return Answer(job, plan)
+    return Answer(job, plan, counts_tensors)

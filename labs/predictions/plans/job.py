@@ -13,6 +13,10 @@ from labs.predictions.step_time.constants import FITTED
 from labs.predictions.step_time.training_run import TrainingRun
 
 SHARDING = ("DDP", "ZeRO-1", "FSDP", "HSDP")
+DATA_PARALLEL_ONLY = ("ZeRO-2", "FSDP, no resharding")
+"""Further ways to shard, which only plans without other dimensions have and no search lists. ZeRO-2
+sends as much as ZeRO-1; without resharding FSDP gathers its parameters once for each micro-batch,
+and keeps them until its backward."""
 RECOMPUTE = ("none", "selective", "full")
 SCHEDULES = ("1F1B", "ZB-H1")
 LOSSES = {"eager": 12.0, "in place": 6.0, "chunked": 0.6}
@@ -97,12 +101,12 @@ class Job:
 class Plan:
     """Sizes of the dimensions, and what is done with the states of data-parallel ranks.
 
-    data: replicas that get different sequences. sharding: one of SHARDING; shards are cut over data
-    and context ranks together, under HSDP over those of a node. micro_batch: sequences that a
-    replica computes at a time. recompute: one of RECOMPUTE. chunks: stages of a
-    pipeline rank, interleaved where there are more than one. schedule: one of SCHEDULES.
-    offload: whether shards, gradients and
-    optimizer state are in the host's memory, where AdamW runs; under FSDP alone.
+    data: replicas that get different sequences. sharding: one of SHARDING or DATA_PARALLEL_ONLY;
+    shards are cut over data and context ranks together, under HSDP over those of a node.
+    micro_batch: sequences that a replica computes at a time. recompute: one of RECOMPUTE. chunks:
+    stages of a pipeline rank, interleaved where there are more than one. schedule: one of
+    SCHEDULES. offload: whether shards, gradients and optimizer state are in the host's memory,
+    where AdamW runs; under FSDP alone.
     sequence_parallel: whether tensor-parallel ranks cut norms and residual stream too. stages: of a
     pipeline, layers of each; or one of STAGES; "": as the code base does. Context parallelism
     gathers keys and values before attention (Grattafiori et al., 2024, section 3.3.2).
@@ -130,12 +134,27 @@ class Plan:
         """Micro-batches of a step on each replica."""
         return job.batch // (self.data * self.micro_batch)
 
+    @property
+    def is_fsdp(self) -> bool:
+        """Whether parameters are sharded, and gathered when they are needed."""
+        return self.sharding in ("FSDP", "HSDP", "FSDP, no resharding")
+
+    @property
+    def is_data_parallel(self) -> bool:
+        """Whether it has no other dimension than data."""
+        return self.tensor == self.pipeline == self.context == 1
+
     def shards(self, job: Job) -> int:
-        """Ranks that parameters and gradients are cut over; 1 under DDP and ZeRO-1."""
+        """Ranks that parameters are cut over; 1 under DDP, ZeRO-1 and ZeRO-2."""
         ranks = self.data * self.context
         if self.sharding == "HSDP":
             return max(1, min(ranks, job.gpus_per_node // self.tensor))
-        return ranks if self.sharding == "FSDP" else 1
+        return ranks if self.is_fsdp else 1
+
+    def optimizer_shards(self, job: Job) -> int:
+        """Ranks that the optimizer state is cut over."""
+        sharded = self.sharding in ("ZeRO-1", "ZeRO-2")
+        return self.data * self.context if sharded else self.shards(job)
 
     def reduce_rounds(self, job: Job) -> int:
         """How often a step reduces its sharded gradients in a pipeline: once, but where ranks
@@ -200,11 +219,26 @@ def impossible(job: Job, plan: Plan) -> str:
                               (plan.data * plan.micro_batch, "sequences of a step", job.batch)):
         if count % size:
             return f"{count:,} {what} cannot be divided by {size:,}"
-    for name, values in (("sharding", SHARDING), ("recompute", RECOMPUTE),
+    if shape.positions and job.sequence > shape.positions:
+        return (f"sequences of {job.sequence:,} tokens: {job.name} has learned positions for only "
+                f"{shape.positions:,}")
+    for name, values in (("sharding", (*SHARDING, *DATA_PARALLEL_ONLY)), ("recompute", RECOMPUTE),
                          ("schedule", SCHEDULES)):
         if getattr(plan, name) not in values:
             return f"no {name} {getattr(plan, name)!r}: choose {', '.join(values)}"
-    return _illegal_schedule(job, plan)
+    return _not_alone(job, plan) or _illegal_schedule(job, plan)
+
+
+def _not_alone(job, plan) -> str:
+    """Why there is no such way to shard in this plan; empty if there is."""
+    if plan.sharding not in DATA_PARALLEL_ONLY:
+        return ""
+    if not plan.is_data_parallel:
+        return f"{plan.sharding} belongs to plans without tensor, pipeline and context parallelism"
+    if plan.sharding == "ZeRO-2" and plan.micro_batches(job) > 1:
+        return (f"ZeRO-2 would reduce its gradients after each of {plan.micro_batches(job):,} "
+                "micro-batches, which is not modelled: take ZeRO-1 or FSDP, or one micro-batch")
+    return ""
 
 
 def _impossible_stages(job, plan) -> str:
@@ -247,9 +281,9 @@ def training_run(job: Job, plan: Plan) -> TrainingRun:
     """The run as the model of step time takes it. Raises ValueError if the plan cannot be run."""
     if reason := impossible(job, plan):
         raise ValueError(reason)
-    shape, is_sharded = job.shape, plan.sharding in ("FSDP", "HSDP")
+    shape = job.shape
     # a stage of a pipeline does not reshard after forward, so it gathers once (Llama 3 does so)
-    stage = 3 if plan.pipeline == 1 else 2
+    stage = 3 if plan.pipeline == 1 and plan.sharding != "FSDP, no resharding" else 2
     return TrainingRun(
         layers=shape.layers, hidden=shape.hidden, ffn=shape.active_ffn, heads=shape.heads,
         kv_hidden=shape.key, query=shape.query, vocabulary=shape.vocabulary,
@@ -259,13 +293,13 @@ def training_run(job: Job, plan: Plan) -> TrainingRun:
         network=job.network, tensor=plan.tensor,
         sequence_parallel=plan.sequence_parallel and plan.tensor > 1,
         pipeline=plan.pipeline, chunks=plan.chunks, context=plan.context,
-        sharding=stage if is_sharded else 0, shards=plan.shards(job), recompute=plan.recompute,
+        sharding=stage if plan.is_fsdp else 0, shards=plan.shards(job), recompute=plan.recompute,
         flash=job.code.flash if job.flash else 0, fused=job.code.fused,
         loss_bytes=job.code.loss_bytes, early_stop=job.code.early_stop,
         reduce_overlaps=plan.pipeline == 1 and not job.code.overheads.gradient_share,
         stages=plan.stage_layers(job), overheads=job.code.overheads,
         # FITTED took the rows with ZeRO-1 for DDP, which sends as many numbers
-        optimizer_shards=(plan.data * plan.context if plan.sharding == "ZeRO-1"
+        optimizer_shards=(plan.optimizer_shards(job) if plan.sharding in ("ZeRO-1", "ZeRO-2")
                           and job.code.constants is not FITTED else 0),
         context_overlaps=False, zero_bubble=plan.schedule == "ZB-H1",
         reduce_rounds=plan.reduce_rounds(job), offload=plan.offload, trained=job.trained,

@@ -70,26 +70,28 @@ def rank_memory(job: Job, plan: Plan, stage: int = 0) -> dict[str, float]:
     """Part -> bytes of one rank of a pipeline stage, at the peak of a step: PARTS.
 
     States are divided as the plan's sharding says: the optimizer's over all data-parallel and
-    context-parallel ranks from ZeRO-1 on, parameters and gradients too under FSDP (under HSDP all
-    over a node's). Under FSDP a stage of a pipeline gathers its parameters once for all
-    micro-batches, and adds up the unsharded gradients of a chunk until its micro-batches are done;
-    without a pipeline two layers are gathered, and one layer's gradients are unsharded. Raises
-    ValueError where there is no such stage.
+    context-parallel ranks from ZeRO-1 on, gradients too from ZeRO-2 on, parameters too under
+    FSDP (under HSDP all over a node's). Under FSDP a stage of a pipeline gathers its parameters
+    once for all micro-batches, and adds up the unsharded gradients of a chunk until its
+    micro-batches are done; without a pipeline two layers are gathered, and one layer's gradients
+    are unsharded. Raises ValueError where there is no such stage.
     """
     if not 0 <= stage < plan.pipeline:
         raise ValueError(f"no stage {stage}: the plan has stages 0 to {plan.pipeline - 1}")
     own, shards = stage_parameters(job, plan, stage), plan.shards(job)
     recipe = job.bytes_per_parameter
-    optimizer_shards = plan.data * plan.context if plan.sharding == "ZeRO-1" else shards
+    optimizer_shards = plan.optimizer_shards(job)
+    gradient_shards = optimizer_shards if plan.sharding == "ZeRO-2" else shards
     is_last, kept = stage == plan.pipeline - 1, job.code.kept
     # (tokens of a micro-batch, vocabulary / tensor), in elements
     logits = plan.micro_batch * job.sequence / plan.context * job.shape.vocabulary / plan.tensor
     on_gpu = not plan.offload
     found = {"parameters": on_gpu * recipe.parameters * own / shards,
-            "gradients": on_gpu * job.trained * recipe.gradients * own / shards,
+            "gradients": on_gpu * job.trained * recipe.gradients * own / gradient_shards,
             "optimizer state": on_gpu * job.trained * recipe.optimizer_state * own
                                / optimizer_shards,
-            "gathered parameters": _unsharded(job, plan, own, 2) * recipe.compute,
+            "gathered parameters": recipe.compute * (
+                own if plan.sharding == "FSDP, no resharding" else _unsharded(job, plan, own, 2)),
             "unsharded gradients": job.trained * recipe.gradients
                                    * _unsharded(job, plan, own / plan.chunks, 1),
             "activations": plan.layers(job, stage) * layer_activations(job, plan)
@@ -98,10 +100,10 @@ def rank_memory(job: Job, plan: Plan, stage: int = 0) -> dict[str, float]:
                 job.logit_bytes + kept.held * (plan.micro_batches(job) > 1)),
             "buffers": kept.fixed + _buffers(job, plan, stage)}
     # a pipeline has several micro-batches at several moments at once
-    return _at_peak(job, plan, found) if kept.is_phased and plan.pipeline == 1 else found
+    return _at_peak(job, plan, found, own) if kept.is_phased and plan.pipeline == 1 else found
 
 
-def _at_peak(job, plan, parts) -> dict[str, float]:
+def _at_peak(job, plan, parts, own) -> dict[str, float]:
     """The parts of the moment that holds most: when the loss is computed, when a recomputed layer
     is, when the last gradients are reduced, or when AdamW takes the root of all second moments at
     once (torch.optim's foreach)."""
@@ -109,14 +111,18 @@ def _at_peak(job, plan, parts) -> dict[str, float]:
     layer = job.layer_parameters / plan.tensor * recipe.compute
     ends = (1 if job.shape.tied else 2) * job.embedding_parameters / plan.tensor * recipe.compute
     root = kept.root * ends
-    # DDP keeps a copy of all gradients in buckets; FSDP gathers and reduces layer by layer
+    # DDP keeps a copy of all gradients in buckets; ZeRO-2 reduces a layer's, FSDP gathers it too
     buckets = 0 if is_sharded or plan.gpus == 1 else parts["gradients"]
+    if plan.sharding == "ZeRO-2":
+        buckets = 2 * job.layer_parameters * recipe.gradients
+    gathered = own * recipe.compute if plan.sharding == "FSDP, no resharding" else 0.0
     whole = parts | {"buffers": parts["buffers"] + buckets, "unsharded gradients": 0.0,
-                     "gathered parameters": (kept.layers * layer + root) * is_sharded}
+                     "gathered parameters": (gathered or kept.layers * layer + root) * is_sharded}
     before = whole | {"gradients": parts["gradients"] * (plan.micro_batches(job) > 1)}
     if plan.recompute == "full":
         one = layer_activations(job, replace(plan, recompute="none"))
-        moments = [before | {"gathered parameters": (2 * layer + root) * is_sharded},
+        moments = [before | {"gathered parameters":
+                             (gathered or 2 * layer + root) * is_sharded},
                    whole | {"activations": parts["activations"] + one, "logits": 0.0}]
     else:
         # what another kind of loss has there is not known
@@ -144,7 +150,7 @@ def _buffers(job, plan, stage) -> float:
 
 def _unsharded(job, plan, own, layers) -> float:
     """Parameters that are unsharded under FSDP: `own` in a pipeline, else those of some layers."""
-    if plan.sharding not in ("FSDP", "HSDP"):
+    if not plan.is_fsdp:
         return 0.0
     return own if plan.pipeline > 1 else layers * job.layer_parameters / plan.tensor
 

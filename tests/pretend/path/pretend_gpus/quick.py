@@ -31,7 +31,7 @@ CONSTANTS = {
         "FOLDER": str(Path(tempfile.gettempdir(), "experiments", "05"))}}
 # module -> functions that are left out: dry runs and searches, which have no rank, and run wherever
 # notebooks do; and what runs on the CPU everywhere
-ALWAYS_LEFT_OUT = {"labs.memory_math.explorer": ["show_scaling"],
+ALWAYS_LEFT_OUT = {"labs.memory_math.scaling": ["show_scaling"],
                    "labs.sharded_muon.muon_update": ["show_sharded_muon"],
                    "labs.pipeline_parallel.choose_plan": ["show_plans", "show_published_plans"],
                    "labs.surviving_failure.other_ranks": ["show_other_ranks"],
