@@ -22,8 +22,13 @@ examples:
   scripts/plan Llama-3-8B --gpus 64xH100 --code nanotron --json
 
 exit code: 0; 1 where no plan fits, or the one that was asked for cannot be run; 2 if an argument is
-wrong. --calibrate FILE: {"seconds": 1.23, "gpus": 8, "micro_batch": 2, ...}, one measured step with
-the sizes of its plan in the names of these options (data is what is left over).
+wrong.
+
+--calibrate FILE is one of two:
+  {"seconds": 1.23, "gpus": 8, "micro_batch": 2, ...}: one measured step with the sizes of its plan
+  in the names of these options (data is what is left over);
+  the output of scripts/preflight --full --json on a machine with the GPUs: it corrects the rate of
+  matrix products, the host that starts kernels, and the links between a node's GPUs.
 """
 SIZES = (("tp", "tensor"), ("pp", "pipeline"), ("dp", "data"), ("cp", "context"),
          ("micro-batch", "micro_batch"))
@@ -63,7 +68,8 @@ def check(arguments):
     parser.add_argument("--code", help="the code base that trains: nanotron, Megatron-Core, ... "
                                        "(PyTorch, eager)")
     parser.add_argument("--compiled", action="store_true", help="torch.compile")
-    parser.add_argument("--calibrate", metavar="FILE", help="one measured step, as below")
+    parser.add_argument("--calibrate", metavar="FILE",
+                        help="one measured step, or scripts/preflight's output, as below")
     parser.add_argument("--exact", action="store_true",
                         help="also a dry run of each plan with DDP or FSDP alone: seconds, exact "
                              "bytes")
