@@ -88,6 +88,7 @@ def test_each_stage_of_a_pipeline_is_named_with_its_parts(monkeypatch, capsys):
     (("GPT-2", "--gpus", "8xH100", "--tp", "8", "--sharding", "DDP", "--recompute", "none",
       "--micro-batch", "1", "--batch", "8"), "12 query heads cannot be divided by 8"),
     (("GPT-2", "--gpus", "8xH100", "--calibrate", "nothing.json"), "is no measured step such as"),
+    (("GPT-2", "--gpus", "8xH100", "--ep", "2"), "GPT-2 has no experts to divide over ranks"),
     (("nobody/nothing", "--gpus", "8xH100"), "the hub gave no config.json")])
 def test_bad_input_gets_one_sentence(monkeypatch, capsys, tmp_path, arguments, says):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -139,6 +140,18 @@ def test_a_configuration_can_be_a_file_or_its_folder(tmp_path):
     shape = shape_named(str(tmp_path))
     assert shape == shape_named(str(tmp_path / "config.json"))
     assert (shape.layers, shape.hidden, shape.kv_heads) == (3, 256, 2)
+
+
+def test_a_mixture_is_answered_with_all_experts_on_every_rank(monkeypatch, capsys, tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model_type": "olmoe"}))
+    arguments = (str(config), "--gpus", "64xH100")
+    code, out, _ = ask(monkeypatch, capsys, *arguments)
+    assert code == 0
+    assert "all 64 experts of a layer, of which a token uses 8" in " ".join(out.split())
+    code, out, err = ask(monkeypatch, capsys, *arguments, "--ep", "8")
+    assert code == 1 and not out and err.count("\n") == 1
+    assert "--ep 8: neither memory nor seconds of expert parallelism are predicted yet" in err
 
 
 @pytest.mark.parametrize("content, says", [

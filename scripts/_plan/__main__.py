@@ -53,6 +53,8 @@ def check(arguments):
         parser.add_argument("--" + name, dest=what, type=positive(int),
                             help=what.replace("_", "-") + ("" if name == "micro-batch"
                                                            else "-parallel ranks"))
+    parser.add_argument("--ep", type=positive(int), default=1,
+                        help="expert-parallel ranks: 1, more are not predicted yet")
     parser.add_argument("--sharding", choices=["DDP", "ZeRO-1", "FSDP", "HSDP"])
     parser.add_argument("--recompute", choices=["none", "selective", "full"])
     parser.add_argument("--offload", action="store_true", default=None,

@@ -33,17 +33,32 @@ def question(arguments) -> Question:
         assumed.append(f"{batch:,} sequences a step, of all GPUs together (--batch)")
     code = _code(arguments)
     shape = shape_named(arguments.model)
+    if reason := _impossible_experts(shape, arguments):
+        raise ValueError(reason)
     job = Job(arguments.model, shape, arguments.sequence, batch, gpu(name), count,
               min(arguments.gpus_per_node, count), arguments.recipe or _recipe(code), code=code,
               loss=arguments.loss or "", lora=arguments.lora)
     job.bytes_per_parameter  # noqa: B018  an unknown recipe is named here
     assumed.append(f"{code.name}; {_states(job)}")
+    if shape.is_mixture:
+        assumed.append(f"every data-parallel rank computes with all {shape.experts} experts of a "
+                       f"layer, of which a token uses {shape.active_experts}")
     settings = {name: value for name in measured.OF_PLAN
                 if (value := getattr(arguments, name)) is not None}
     calibration = ""
     if arguments.calibrate:
         job, calibration = measured.calibrated_job(arguments.calibrate, job, settings)
     return Question(job, settings, tuple(assumed), calibration)
+
+
+def _impossible_experts(shape, arguments) -> str:
+    """Why there is no answer with expert-parallel ranks; empty if none are asked for."""
+    if arguments.ep == 1:
+        return ""
+    if not shape.is_mixture:
+        return f"--ep {arguments.ep}: {arguments.model} has no experts to divide over ranks"
+    return (f"--ep {arguments.ep}: neither memory nor seconds of expert parallelism are predicted "
+            f"yet; without --ep every rank computes with all {shape.experts} experts")
 
 
 def _code(arguments) -> CodeBase:
