@@ -12,7 +12,7 @@ from _build.definitions import ROOT, definitions
 import labs.fsdp as lab
 from labs import launch
 from labs.checks.verdicts import Verdict
-from labs.fsdp import node_charts, node_jobs, node_run
+from labs.fsdp import node_charts, node_jobs, node_run, scaling_costs
 from labs.fsdp.node_jobs import (
     Node,
     StepSeconds,
@@ -123,6 +123,11 @@ def test_without_gpus_the_billion_is_predicted(solution, strategies, capsys):
     assert offloaded.host == pytest.approx(  # the root's copies alone are not hidden
         80 * 5.44e9 / (409.6e9 * 0.87), rel=0.01)
     assert f"the work of {8 * node_charts.efficiency(run, run.rows[-1]):.1f}" in text
+    one, *_, eight = run.scaling
+    for row, (gpus, tokens, seconds) in ((one, scaling_costs.ONE_GPU),
+                                         (eight, scaling_costs.EIGHT_GPUS)):
+        assert (row.job.size.ranks, row.job.size.tokens, round(row.seconds, 3)) == (
+            gpus, tokens, seconds)
     copies, adamw = solution.offload(5.44e9, 8, pcie=32e9, host=410e9)
     assert copies / adamw == pytest.approx(1 / 4, abs=0.02)  # "a quarter of AdamW's time"
     states = 4 * 4 * 1.01e9
@@ -357,5 +362,5 @@ def test_the_students_prices_are_a_table_and_an_empty_answer_waits():
 
     table = lab.show_scaling_costs(efficiency, ratio, lambda psi, ranks, pcie, host: (
         12 * psi / ranks / pcie, 80 * psi / host))
-    assert [row[1] for row in table.rows] == ["95.0%", "0.222 s", "0.255 s", "1.061 s"]
+    assert [row[1] for row in table.rows] == ["94.9%", "0.222 s", "0.255 s", "1.061 s"]
     assert "waiting" in repr(lab.show_scaling_costs(unwritten, unwritten, unwritten))
