@@ -43,7 +43,7 @@ def check(arguments):
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("--gpus", type=gpus, required=True, metavar="NxGPU",
                         help="such as 64xH100; the GPUs are T4, A10, A100-40, A100-80, H100, "
-                             "H200, B200")
+                             "H200, B200, A6000")
     parser.add_argument("--gpus-per-node", type=positive(int), default=8)
     parser.add_argument("--sequence", type=positive(int), default=4096, help="tokens (4096)")
     parser.add_argument("--batch", type=positive(int),
