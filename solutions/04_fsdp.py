@@ -961,8 +961,8 @@ lab.show_node_chart(billion)
 #
 # - FSDP sends 1.5 times DDP's bytes, and exposes 33 ms instead of 21 ms. But AdamW on an eighth of
 #   the parameters saves 14 ms, so over NVLink both take equally long.
-# - Checkpointing computes 24 % more.
-# - CPU offload takes 57 % longer: its copies are hidden, AdamW in the host's memory is not. Use it if
+# - Checkpointing computes 25 % more.
+# - CPU offload takes 58 % longer: its copies are hidden, AdamW in the host's memory is not. Use it if
 #   nothing else fits.
 # - 8 GPUs do the work of 7.6, because a single GPU does not communicate.
 

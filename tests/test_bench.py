@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from _bench import __main__ as command
-from _bench import ddp
+from _bench import ddp, gpu_runs
 
+from labs.predictions.gpu_runs.scoreboard import HELD_OUT
 from labs.training.presets import preset
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -68,3 +69,13 @@ def test_explorer():
     result = json.loads(bench("explorer", "--rounds", "2", "--json"))
     assert result["png_ms"]["median"] > 0 and "GPT-2" in result["redraw_ms"]
     assert all(0 < taken["median"] <= taken["worst"] for taken in result["redraw_ms"].values())
+
+
+def test_gpu_runs_held_out(bench_here, tmp_path):
+    """On the workbook's own rows, which are few."""
+    (tmp_path / "workbook.json").write_text((gpu_runs.ROWS / "workbook.json").read_text())
+    result = json.loads(bench_here("gpu-runs", "--held-out", "--json", "--rows", str(tmp_path)))
+    assert result["rows"] and all(row["held_out"] > 0 for row in result["rows"])
+    assert all(HELD_OUT in group["scores"] for group in result["groups"])
+    assert HELD_OUT in bench_here("gpu-runs", "--held-out", "--rows", str(tmp_path))
+    assert HELD_OUT not in bench_here("gpu-runs", "--rows", str(tmp_path))

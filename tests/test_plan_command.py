@@ -90,6 +90,7 @@ def test_each_stage_of_a_pipeline_is_named_with_its_parts(monkeypatch, capsys):
     (("GPT-2", "--gpus", "8xH100", "--calibrate", "nothing.json"), "is no measured step such as"),
     (("GPT-2", "--gpus", "1xH100", "--sharding", "DDP", "--recompute", "none", "--micro-batch", "1",
       "--sequence", "2048"), "GPT-2 has learned positions for only 1,024"),
+    (("GPT-2", "--gpus", "8xH100", "--ep", "2"), "GPT-2 has no experts to divide over ranks"),
     (("nobody/nothing", "--gpus", "8xH100"), "the hub gave no config.json")])
 def test_bad_input_gets_one_sentence(monkeypatch, capsys, tmp_path, arguments, says):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -173,6 +174,18 @@ def test_a_configuration_can_be_a_file_or_its_folder(tmp_path):
     assert (shape.layers, shape.hidden, shape.kv_heads) == (3, 256, 2)
 
 
+def test_a_mixture_is_answered_with_all_experts_on_every_rank(monkeypatch, capsys, tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model_type": "olmoe"}))
+    arguments = (str(config), "--gpus", "64xH100")
+    code, out, _ = ask(monkeypatch, capsys, *arguments)
+    assert code == 0
+    assert "all 64 experts of a layer, of which a token uses 8" in " ".join(out.split())
+    code, out, err = ask(monkeypatch, capsys, *arguments, "--ep", "8")
+    assert code == 1 and not out and err.count("\n") == 1
+    assert "--ep 8: neither memory nor seconds of expert parallelism are predicted yet" in err
+
+
 @pytest.mark.parametrize("content, says", [
     ("nothing", "cannot read"), ("{}", "names no model_type"), ("[1]", "names no model_type"),
     ('{"model_type": "abacus"}', "abacus")])
@@ -188,3 +201,60 @@ def test_a_known_model_has_the_sizes_of_its_configuration():
 
     for name in ("GPT-2", "Llama-2-7B", "Llama-3-70B", "Qwen2-0.5B", "Qwen2-7B"):
         assert count(shape_named(name)) == count(shape_of(hf_configs.config(name)))
+
+
+# As scripts/preflight --full --json printed it; the numbers are those of an H200 that was measured
+# (experiments/reference/h200/rates.json), the bus bandwidth that of its table.
+PREFLIGHT = {"ok": True, "rows": [
+    {"name": "GPUs", "status": "ok", "value": "8 x NVIDIA H200", "advice": "", "data": {}},
+    {"name": "speed", "status": "ok", "value": "", "advice": "", "data": {
+        "gpu": "NVIDIA H200", "bytes": 150109880320, "dtype": "bfloat16", "side": 8192,
+        "flops": 802.9e12, "launch_s": 8.46e-6}},
+    {"name": "bandwidth", "status": "ok", "value": "", "advice": "", "data": {
+        "busbw": {"1000000": 4.1e10, "16000000": 2.5e11, "256000000": 3.6e11}}}]}
+
+
+def preflight_file(tmp_path, speed=None, bandwidth=None):
+    content = json.loads(json.dumps(PREFLIGHT))
+    content["rows"][1]["data"] |= speed or {}
+    content["rows"][2]["data"] = content["rows"][2]["data"] if bandwidth is None else bandwidth
+    path = tmp_path / "node.json"
+    path.write_text(json.dumps(content))
+    return str(path)
+
+
+def test_what_preflight_measured_corrects_products_host_and_links(monkeypatch, capsys, tmp_path):
+    arguments = ("Llama-3-8B", "--gpus", "8xH200", "--sharding", "FSDP", "--recompute", "none",
+                 "--micro-batch", "1", "--tp", "1", "--batch", "8", "--json")
+
+    def causes(*more):
+        _, out, err = ask(monkeypatch, capsys, *arguments, *more)
+        assert not err
+        found = json.loads(out)
+        return found["answers"][0]["seconds"]["causes"], found["calibration"]
+
+    usual, _ = causes()
+    found, said = causes("--calibrate", preflight_file(tmp_path))
+    assert "matrix products run at 1.01 times their rate" in said and "360 GB/s" in said
+    assert "the network between nodes stays as it was" in said
+    assert found["matmul"] == pytest.approx(usual["matmul"] / 1.0148, rel=1e-3)
+    assert found["memory"] == usual["memory"] and found["attention"] == usual["attention"]
+    slow, said = causes("--calibrate", preflight_file(
+        tmp_path, {"flops": 4e14, "launch_s": 3e-5}, {}))
+    assert "what is sent between GPUs stays as it was" in said
+    assert slow["matmul"] > 1.9 * usual["matmul"] and slow["launch"] > usual["launch"]
+
+
+@pytest.mark.parametrize("speed, bandwidth, says", [
+    ({"gpu": ""}, None, "has no measured speed of a GPU: run scripts/preflight --full"),
+    ({"gpu": "NVIDIA A100-SXM4-80GB", "bytes": 85e9}, None,
+     "was measured on an A100-80, and the plan is for an H200"),
+    ({"flops": 1e12}, None, "1 TFLOP/s were measured, and an H200 reaches"),
+    ({"launch_s": 1.0}, None, "from one small kernel to the next"),
+    ({}, {"busbw": {"256000000": 9e11}}, "another GPU"),
+    ({"flops": None}, None, "is no measured step such as")])
+def test_preflight_of_another_machine_gets_one_sentence(monkeypatch, capsys, tmp_path, speed,
+                                                        bandwidth, says):
+    code, out, err = ask(monkeypatch, capsys, "GPT-2", "--gpus", "8xH200", "--calibrate",
+                         preflight_file(tmp_path, speed, bandwidth))
+    assert code == 1 and says in err and not out and err.count("\n") == 1

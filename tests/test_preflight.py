@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from _preflight import gpus, host, network, notebooks, ranks, row, software, table
+from _preflight import gpus, host, network, notebooks, ranks, row, software, speed, table
 from _preflight.found import ok, stop
 from _unattended import nvidia_smi
 from pretend import node
@@ -143,12 +143,21 @@ def test_ranks_that_only_meet_without_peer_access(monkeypatch):
         tried.append(environment)
         return ([[1.0, 1.0]] * 2, "") if environment else (None, "rank 0 waits in all_reduce")
 
-    monkeypatch.setattr(ranks, "_tried", fails_with_peers)
+    monkeypatch.setattr(ranks, "tried", fails_with_peers)
     assert ranks.all_reduce().status == "STOP" and len(tried) == 1  # gloo has no such switch
     monkeypatch.setattr(devices, "plan", lambda ranks: devices.Plan(
         2, "cpu:gloo,cuda:nccl", ("cuda:0", "cuda:1"), 1, ""))
     found = ranks.all_reduce()
     assert found.status == "STOP" and "export NCCL_P2P_DISABLE=1" in found.advice
+
+
+def test_speed_is_measured_on_what_the_machine_has(monkeypatch):
+    """scripts/plan --calibrate reads these names; test_plan_command.py has a recorded file."""
+    monkeypatch.setattr(speed, "SIDES", {"cuda": 64, "cpu": 64})
+    found = speed.kernels()
+    assert found.status == "ok" and found.data["flops"] > 0 and found.data["launch_s"] > 0
+    assert set(found.data) == {"gpu", "bytes", "dtype", "side", "flops", "launch_s"}
+    assert ("says nothing about a GPU" in found.value) is (not found.data["gpu"])
 
 
 def test_bus_bandwidth_as_nccl_tests_counts_it():

@@ -1,15 +1,17 @@
 """The table and the chart of the billion-parameter lab: predicted beside measured."""
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 
 from labs.checks.gpu_notes import below
 from labs.checks.verdicts import shows
+from labs.fsdp.node_jobs import Node, planned
 from labs.fsdp.node_run import NodeRun, Row
 from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
-from labs.predictions.step_time.constants import HELD_OUT_ERROR
+from labs.predictions.plans.intervals import HELD, Factors, seconds_factors
 from labs.predictions.step_time.published_runs import error_percent
 from labs.training.memory_categories import GB
 from labs.words import counted
@@ -71,14 +73,20 @@ def _model(run) -> str:
 
 
 def _step_cells(run, row) -> tuple[str, ...]:
-    off = HELD_OUT_ERROR * row.seconds * (run.source == "predicted")
+    between = "" if run.source != "predicted" else " ({:,.0f}–{:,.0f})".format(
+        *(1e3 * end for end in _factors(run, row).of(row.seconds)))
     share, predicted = efficiency(run, row), _predicted_efficiency(run, row)
     lost = lost_to(run, row)  # by the prediction, whose error a measured loss has, too
     if predicted is not None and lost:
         lost = f" (predicted {predicted:.0%}{lost})"
     return (row.job.name, *(f"{1e3 * seconds:,.0f}" for seconds in row.step.by_name().values()),
-            f"{1e3 * row.seconds:,.0f}" + f" ± {1e3 * off:,.0f}" * (off > 0), _measured_ms(row),
+            f"{1e3 * row.seconds:,.0f}{between}", _measured_ms(row),
             "" if share is None else f"{share:.0%}{lost}")
+
+
+def _factors(run, row) -> Factors:
+    """How far measured seconds were from such a prediction, by the planner."""
+    return seconds_factors(*planned(row.job, Node(run.card)))
 
 
 def _median(row) -> float | None:
@@ -176,9 +184,10 @@ def _assumed(run) -> str:
     model = ("The parts are by the same model, with the slowed node's rates. "
              if run.source == "paced" else
              "The parts are predicted (notebook 06 says how); products of fp32 are in TF32. ")
+    known = _factors(run, run.rows[0])
     whisker = ("In brackets: the prediction's error. " if run.source != "predicted" else
-               f"±: for nine of ten published runs that it was not fitted to, the prediction's "
-               f"error is at most {HELD_OUT_ERROR:.0%}; none of them offloads. ")
+               f"In brackets: between these, {HELD:.0%} of {known.rows:,} measured runs lie "
+               f"({known.kind}); none of them offloads. ")
     return (f"{model}Exposed: communication that computing does not hide, and by how much it is "
             f"slowed down. {whisker}Efficiency: tokens/s on N {run.rank}s over "
             f"N{f'/{base}' * (base > 1)} times those on {counted(base, run.rank)}."
@@ -205,8 +214,9 @@ def show_node_chart(run: NodeRun) -> Picture:
                  [None if place in pale else row.peak.total for place, row in enumerate(rows)],
                  limit=run.card.usable, out_of_memory=failed, pale=pale)
     shares = [efficiency(run, row) for row in rows]
-    step = (step_panel(rows, 1e-9, "ms per token and 10⁶ Ψ", 0.0) if run.source == "paced" else
-            step_panel(rows, 1e-15, "ms per 1,000 tokens and 10⁹ Ψ"))
+    step = (step_panel(rows, 1e-9, "ms per token and 10⁶ Ψ") if run.source == "paced" else
+            step_panel(rows, 1e-15, "ms per 1,000 tokens and 10⁹ Ψ",
+                       [_factors(run, row) for row in rows]))
     panels = [peak, step,
               Panel("efficiency", f"% of N × {counted(base_of(run), run.rank)}", shares, 0.01,
                     [_predicted_efficiency(run, row) for row in rows], missing="",
@@ -227,10 +237,10 @@ def _lesson(run, failed, shares) -> str:
     return "; ".join(words)
 
 
-def step_panel(rows: list[Row], size: float, unit: str, error: float = HELD_OUT_ERROR) -> Panel:
+def step_panel(rows: list[Row], size: float, unit: str, factors: Sequence[Factors] = ()) -> Panel:
     """The seconds of a step over its rank's tokens and its model's parameters: measured with the
     prediction as a tick, or the prediction's parts where none was timed; either with the
-    prediction's uncertainty. size: of one unit. error: by which share the prediction is off."""
+    prediction's interval. size: of one unit. factors: of each row's interval, if it has one."""
     work = [row.job.size.batch * row.job.size.context * row.job.parameters for row in rows]
     timed = [_median(row) for row in rows]
     pale = tuple(place for place, seconds in enumerate(timed) if seconds is None)
@@ -239,9 +249,9 @@ def step_panel(rows: list[Row], size: float, unit: str, error: float = HELD_OUT_
         else seconds / n for seconds, row, n in zip(timed, rows, work, strict=True)], size,
         [None if seconds is None else row.seconds / n
          for seconds, row, n in zip(timed, rows, work, strict=True)], pale=pale)
-    return replace(panel, whiskers=[] if not error else [
-        tuple(row.seconds * (1 + sign * error) / n for sign in (-1, 1))
-        for row, n in zip(rows, work, strict=True)])
+    return replace(panel, whiskers=[
+        tuple(end / n for end in factor.of(row.seconds))
+        for factor, row, n in zip(factors, rows, work, strict=True)] if factors else [])
 
 
 def _out_of_memory(run, row) -> bool:

@@ -1,7 +1,7 @@
 """The jobs of the billion-parameter lab, at sizes that follow from the prediction for a card: a DDP
 baseline that the card cannot hold, the same model sharded, one that DDP could never hold, then
 checkpointed, then offloaded; and one job on 1, 2, ... GPUs. And the seconds of a job's step on a
-node, by `labs.predictions.step_time`, in the four parts that the table and the chart show."""
+node, by the planner's `training_run`, in the four parts that the table and the chart show."""
 
 import math
 from collections.abc import Callable
@@ -9,14 +9,18 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
+from labs.checks.comparison import config_of
 from labs.fsdp.memory_limits import predicted_peak_of, search
+from labs.predictions.code_bases import PYTORCH_EAGER, CodeBase
 from labs.predictions.hardware import GPU
-from labs.predictions.step_time.constants import FITTED, Constants
+from labs.predictions.memory.parameters import shape_of
+from labs.predictions.plans import job as plans
+from labs.predictions.plans.job import Job, Plan
+from labs.predictions.step_time.constants import Constants
 from labs.predictions.step_time.parts import parts_of
 from labs.predictions.step_time.training_run import TrainingRun
 from labs.training import models, strategies
 from labs.training.memory_categories import Memory
-from labs.training.models import VOCABULARY
 from labs.training.presets import Preset, preset
 from labs.words import counted
 
@@ -38,11 +42,6 @@ class NodeJob:
     recipe: str = "fp32"
     checkpointing: str = "none"
     offload: bool = False
-
-    @property
-    def bf16(self) -> bool:
-        """Whether its matrix products are in 16 bits."""
-        return self.recipe != "fp32"
 
     @property
     def parameters(self) -> int:
@@ -122,29 +121,31 @@ def predicted_peak(job: NodeJob, device: str = "cuda") -> Memory:
                              checkpointing=job.checkpointing, device=device, backend="nccl")
 
 
-NODE = 8  # GPUs that share a host, at least
-
-
 @dataclass(frozen=True)
 class Node:
-    """GPUs that share a host. host_bandwidth: bytes/s of the host's memory, of all ranks together.
-    constants: of the step-time model."""
+    """GPUs that share a host. code: what trains, with its constants of the step-time model: by
+    default plain PyTorch, as this notebook does."""
 
     card: GPU
-    host_bandwidth: float
-    constants: Constants = FITTED
+    code: CodeBase = PYTORCH_EAGER
 
-    @classmethod
-    def of(cls, card: GPU) -> "Node":
-        """Returns the node of NVIDIA's that has such cards."""
-        return cls(card, card.generation.host_bandwidth)
+    @property
+    def host_bandwidth(self) -> float:
+        """Bytes/s of the host's memory, of all ranks together."""
+        return self.card.generation.host_bandwidth
+
+    @property
+    def constants(self) -> Constants:
+        """Of the step-time model."""
+        return self.code.constants
 
 
 @dataclass(frozen=True)
 class StepSeconds:
     """Seconds of a step, one after the other. communication: of collectives, what computing does
-    not hide, and by how much it slows down what does. host: copies that nothing hides, and AdamW on
-    the host. copied: bytes over PCIe, of one rank, whether they are hidden or not."""
+    not hide, and by how much it slows down what does. host: copies that nothing hides, AdamW on
+    the host, and the wait for the host to start kernels. copied: bytes over PCIe, of one rank,
+    whether they are hidden or not."""
 
     computing: float
     communication: float
@@ -162,18 +163,19 @@ class StepSeconds:
                 "optimizer": self.optimizer, "host": self.host}
 
 
-def training_run(job: NodeJob, node: Node) -> TrainingRun:
-    """Returns the job as the step-time model knows it. Products of fp32 are in TF32."""
+def planned(job: NodeJob, node: Node) -> tuple[Job, Plan]:
+    """Returns the job and its plan as `scripts/plan` takes them. Products of fp32 are in TF32."""
     size, ranks = job.size, job.size.ranks
-    sharded = job.formula != "ddp"
-    return TrainingRun(
-        layers=size.layers, hidden=size.hidden, ffn=4 * size.hidden, heads=size.heads,
-        kv_hidden=size.hidden, vocabulary=VOCABULARY, mlp_matrices=2, sequence=size.context,
-        micro_batch=size.batch, accumulation=1, gpu=node.card, gpus=ranks,
-        gpus_per_node=max(NODE, ranks), network=node.card.generation.network,
-        sharding=3 * sharded, shards=ranks if sharded else 1, reduce_bytes=4,
-        param_bytes=2 if job.bf16 else 4, fp32=not job.bf16, recompute=job.checkpointing,
-        early_stop=True, offload=job.offload, host_bandwidth=node.host_bandwidth / ranks)
+    plan = Plan(ranks, sharding="DDP" if job.formula == "ddp" else "FSDP", micro_batch=size.batch,
+                recompute=job.checkpointing, offload=job.offload)
+    # The ranks of a job that leaves GPUs idle share all of the host's memory bandwidth.
+    return Job(job.name, shape_of(config_of(size)), size.context, ranks * size.batch, node.card,
+               ranks, ranks, job.recipe, code=node.code), plan
+
+
+def training_run(job: NodeJob, node: Node) -> TrainingRun:
+    """Returns the job as the step-time model takes it."""
+    return plans.training_run(*planned(job, node))
 
 
 def step_seconds(job: NodeJob, node: Node) -> StepSeconds:
@@ -182,7 +184,7 @@ def step_seconds(job: NodeJob, node: Node) -> StepSeconds:
     seconds = dict.fromkeys(("computing", "communication", "optimizer", "host"), 0.0)
     for part in parts_of(run, node.constants):
         name = ("optimizer" if part.name == "optimizer" and not job.offload else
-                "host" if part.cause == "host" else
+                "host" if part.cause in ("host", "launch") else
                 "computing" if part.beside is None else "communication")
         seconds[name] += part.exposed(node.constants)
     return StepSeconds(**seconds, copied=copied_bytes(run))

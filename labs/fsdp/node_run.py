@@ -123,7 +123,7 @@ def billion_parameters(shard: Callable, mixed: Callable, checkpointed: Callable,
     chosen = {"shard": shard, "mixed": mixed, "checkpointed": checkpointed,
               "offloaded": offloaded, "fsdp1": fsdp1}
     jobs, scaling = jobs_for(card, ranks, chosen), scaling_jobs(ranks, checkpointed)
-    node = Node.of(card)
+    node = Node(card)
     rows = [Row(job, predicted_peak(job), step_seconds(job, node)) for job in jobs + scaling]
     source = {"laptop": "predicted", "one-gpu": "alone", "node": "measured"}[machine()]
     if source == "predicted":

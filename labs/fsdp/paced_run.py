@@ -61,7 +61,7 @@ def slow_down(shard: Callable, block: float = BLOCK) -> SlowedNode:
     """Returns a node of A100s on which a block's forward of the laptop's model takes `block`
     seconds, and communication the share of computing that it has of the billion-parameter model's
     on as many A100s."""
-    node, small = Node.of(hardware.gpu("A100-80")), NodeJob("FSDP", shard, size_of())
+    node, small = Node(hardware.gpu("A100-80")), NodeJob("FSDP", shard, size_of())
     real = NodeJob("FSDP", shard, presets.preset("billion", ranks=small.size.ranks))
     slow = slowed_node.slowed(node, real, small, block)
     return SlowedNode(node, slow, block, (slowed_node.communication_ratio(real, node),

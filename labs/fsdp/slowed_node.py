@@ -22,7 +22,7 @@ from labs.fsdp.node_jobs import Node, NodeJob, communication_seconds, step_secon
 from labs.predictions.hardware import GPU
 from labs.predictions.step_time.communication import link_rate
 from labs.predictions.step_time.computation import head_times, layer_times, optimizer_seconds
-from labs.predictions.step_time.constants import LINK_SHARE
+from labs.predictions.step_time.constants import LINK_SHARE, Overheads
 from labs.training import models
 from labs.training.strategies.asynchronous_fsdp2 import make_asynchronous
 from labs.workers.slow_link import Link
@@ -37,7 +37,10 @@ def slowed(node: Node, real: NodeJob, small: NodeJob, block: float) -> Node:
 
     Products of the small model are taken to reach the rate of large ones."""
     constants = replace(node.constants, half_size=0.0, hop=HOP)
-    usual, free = (replace(node, constants=one) for one in (constants, replace(constants, hop=0.0)))
+    # A sleeping rank starts no kernels, so no host is waited for.
+    code = replace(node.code, constants=constants, overheads=Overheads())
+    usual = replace(node, code=code)
+    free = replace(node, code=replace(code, constants=replace(constants, hop=0.0)))
     layer = layer_times(training_run(small, usual), constants)[0]
     sends = communication_seconds(small, free)
     hops = communication_seconds(small, usual) - sends
@@ -51,14 +54,17 @@ def slowed(node: Node, real: NodeJob, small: NodeJob, block: float) -> Node:
         if block < LEAST:
             raise ValueError(f"{block:g} s for a block are too few: a laptop's link has a latency, "
                              "and memory traffic takes its time")
-        found = Node(_slower(node.card, computes, slower), node.host_bandwidth / slower, constants)
+        found = Node(_slower(node.card, computes, slower), code)
         computing = step_seconds(small, found).computing
     return found
 
 
 def _slower(card, computes, carries) -> GPU:
-    """The card with its FLOP/s divided by one factor, and all bytes/s by another."""
-    return replace(card, flops=card.flops / computes, nvlink=card.nvlink and card.nvlink / carries,
+    """The card with its FLOP/s divided by one factor, and all bytes/s, also its host's, by
+    another."""
+    host = card.generation.host_bandwidth / carries
+    return replace(card, generation=replace(card.generation, host_bandwidth=host),
+                   flops=card.flops / computes, nvlink=card.nvlink and card.nvlink / carries,
                    bandwidth=card.bandwidth / carries, pcie=card.pcie / carries)
 
 

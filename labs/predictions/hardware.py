@@ -1,11 +1,12 @@
 """GPUs as a memory and speed budget, and what CUDA and NCCL take before the first tensor.
 
-All that is known of a GPU stands in one line of `GPUS`; whatever takes the name of a GPU looks it
-up there. Sources: NVIDIA data sheets: T4 (2019), A10 (2021), A100 SXM (2022), H100 SXM (2023), H200
-SXM (2024) and HGX B200 (2025). `usable` is the capacity that CUDA reports,
-as PyTorch prints it when memory runs out ("has a total capacity of 79.25 GiB"); it differs by some
-0.3 GiB between machines (driver, ECC, MIG). Measured bus bandwidth and fixed overheads: stas00/
-ml-engineering, network/README.md and training/performance/README.md @744d01e.
+All that is known of a GPU stands in one line of `GPUS` or `WORKSTATION_GPUS`; whatever takes the
+name of a GPU looks it up there. Sources: NVIDIA data sheets: T4 (2019), RTX A6000 (2020), A10
+(2021), A100 SXM (2022), H100 SXM (2023), H200 SXM (2024) and HGX B200 (2025). `usable` is the
+capacity that CUDA reports, as PyTorch prints it when memory runs out ("has a total capacity of
+79.25 GiB"); it differs by some 0.3 GiB between machines (driver, ECC, MIG). Measured bus bandwidth
+and fixed overheads: stas00/ml-engineering, network/README.md and training/performance/README.md
+@744d01e.
 """
 
 import re
@@ -43,10 +44,11 @@ class GPU:
     """nominal and usable: bytes. flops: 16-bit FLOP/s, dense, bf16 (T4: fp16; it has no bf16).
     bandwidth: of its memory, bytes/s. nvlink and pcie: bytes/s in one direction (data sheets print
     both directions together); nvlink is 0 where there is none. power: watts, the most it takes.
-    generation: that whose constants it has; of T4, A10, H200 and B200 a guess, because no row of
-    theirs was compared. sheet_tflops: the 16-bit TFLOP/s (1e12) that its data sheet prints, and
-    sparse: whether that is with structured sparsity, which doubles them and which training does not
-    use. busbw: measured bytes/s of ring all-reduce on 8 GPUs of a node, where published; else None.
+    generation: that whose constants it has; of T4, A6000, A10, H200 and B200 a guess: no constant
+    was fitted to a row of theirs. sheet_tflops: the 16-bit TFLOP/s (1e12) that its data sheet
+    prints, and sparse: whether that is with structured sparsity, which doubles them and which
+    training does not use. busbw: measured bytes/s of ring all-reduce on 8 GPUs of a node, where
+    published; else None.
     """
 
     name: str
@@ -82,6 +84,14 @@ GPUS = {gpu.name: gpu for gpu in (
 """Name -> GPU, in the order of the data sheets' years. H200's and B200's bus bandwidths are those
 of 16 and 8 GiB, ring."""
 
+WORKSTATION_GPUS = {gpu.name: gpu for gpu in (
+    # https://www.nvidia.com/en-us/products/workstations/rtx-a6000/ has the data sheet; the dense
+    # rate of bf16 is half of the sparse one that it prints. Bridges join two cards, so no NVLink.
+    _gpu("A6000",     48,   47.54,  154.8,    768,   0, 32,   300, A100, 309.7, True),
+)}
+"""Name -> GPU of public runs that no notebook compares: charts and checks that go through a table
+go through `GPUS`."""
+
 CUDA_CONTEXT = {
     "torch 1.10": 1.78 * GiB,
     "torch 1.13": 0.90 * GiB,
@@ -112,17 +122,24 @@ def gpu(name) -> GPU:
     """The GPU with this name (or a `GPU`, which is returned as it is)."""
     if isinstance(name, GPU):
         return name
-    if name not in GPUS:
-        raise ValueError(f"no GPU {name!r} in the table: choose {', '.join(GPUS)}")
-    return GPUS[name]
+    known = known_gpus()
+    if name not in known:
+        raise ValueError(f"no GPU {name!r} in the table: choose {', '.join(known)}")
+    return known[name]
+
+
+def known_gpus() -> dict[str, GPU]:
+    """Name -> GPU, of both tables."""
+    return {**GPUS, **WORKSTATION_GPUS}
 
 
 def recognised(name: str, total: float) -> GPU:
     """Returns the GPU of the table that CUDA calls `name`, such as "NVIDIA A100-SXM4-80GB", with
     `total` bytes of memory. One that is not in the table gets its own name and memory, and the
     rates of the GPU whose memory comes next to it."""
-    kinds = [one for one in GPUS.values() if re.search(rf"\b{one.name.split('-')[0]}\b", name)]
-    nearest = min(kinds or GPUS.values(), key=lambda one: abs(one.usable - total))
+    known = known_gpus().values()
+    kinds = [one for one in known if re.search(rf"\b{one.name.split('-')[0]}\b", name)]
+    nearest = min(kinds or known, key=lambda one: abs(one.usable - total))
     called = nearest.name if kinds else f"{name} (rates of {with_article(nearest.name)})"
     return replace(nearest, name=called, usable=total)
 

@@ -67,6 +67,10 @@ def check(arguments: list) -> argparse.Namespace:
                              "of pipeline: a CSV or JSON file like "
                              "labs/predictions/pipelines/zero_bubble_table_9.csv (that one); of "
                              "gpu-runs: a folder like labs/predictions/gpu_runs/rows (that one)")
+    parser.add_argument("--held-out", action="store_true",
+                        help="of gpu-runs: also predict nanotron's rows of each model with "
+                             "constants fitted to its other models, and rows of other code bases "
+                             "as if those were not known")
     return parser.parse_args(arguments)
 
 

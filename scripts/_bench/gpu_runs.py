@@ -2,7 +2,13 @@
 
 from _bench import gpu_runs_peers
 from labs.predictions.gpu_runs.folder import ROWS, FolderError, load
-from labs.predictions.gpu_runs.scoreboard import CALIBRATED, OURS, Scoreboard, compare
+from labs.predictions.gpu_runs.scoreboard import (
+    CALIBRATED,
+    HELD_OUT,
+    OURS,
+    Scoreboard,
+    compare,
+)
 
 
 def run(arguments) -> dict:
@@ -10,7 +16,8 @@ def run(arguments) -> dict:
     estimators: how many rows each answers; not_installed: module -> how to install it."""
     folder = arguments.rows or ROWS
     try:
-        board = compare(load(folder), extra=gpu_runs_peers.installed())
+        board = compare(load(folder), extra=gpu_runs_peers.installed(),
+                        with_held_out=arguments.held_out)
     except FolderError as error:
         raise SystemExit(f"scripts/bench gpu-runs: {error}") from None
     return result(board) | {"folder": str(folder), "not_installed": gpu_runs_peers.missing()}
@@ -29,7 +36,8 @@ def result(board: Scoreboard) -> dict:
         "estimators": [_answers(board, estimator) for estimator in board.estimators],
         "rows": [{"id": row.run.id, "source": row.run.source, "quantity": row.quantity,
                   "group": row.group, "measured": row.measured, "predicted": row.predicted[OURS],
-                  "calibrated": row.predicted.get(CALIBRATED), "low": row.low, "high": row.high}
+                  "calibrated": row.predicted.get(CALIBRATED),
+                  "held_out": row.predicted.get(HELD_OUT), "low": row.low, "high": row.high}
                  for row in board.rows]}
 
 

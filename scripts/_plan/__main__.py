@@ -22,8 +22,13 @@ examples:
   scripts/plan Llama-3-8B --gpus 64xH100 --code nanotron --json
 
 exit code: 0; 1 where no plan fits, or the one that was asked for cannot be run; 2 if an argument is
-wrong. --calibrate FILE: {"seconds": 1.23, "gpus": 8, "micro_batch": 2, ...}, one measured step with
-the sizes of its plan in the names of these options (data is what is left over).
+wrong.
+
+--calibrate FILE is one of two:
+  {"seconds": 1.23, "gpus": 8, "micro_batch": 2, ...}: one measured step with the sizes of its plan
+  in the names of these options (data is what is left over);
+  the output of scripts/preflight --full --json on a machine with the GPUs: it corrects the rate of
+  matrix products, the host that starts kernels, and the links between a node's GPUs.
 """
 SIZES = (("tp", "tensor"), ("pp", "pipeline"), ("dp", "data"), ("cp", "context"),
          ("micro-batch", "micro_batch"))
@@ -38,7 +43,7 @@ def check(arguments):
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("--gpus", type=gpus, required=True, metavar="NxGPU",
                         help="such as 64xH100; the GPUs are T4, A10, A100-40, A100-80, H100, "
-                             "H200, B200")
+                             "H200, B200, A6000")
     parser.add_argument("--gpus-per-node", type=positive(int), default=8)
     parser.add_argument("--sequence", type=positive(int),
                         help="tokens (4096, or what the model has positions for)")
@@ -49,6 +54,8 @@ def check(arguments):
         parser.add_argument("--" + name, dest=what, type=positive(int),
                             help=what.replace("_", "-") + ("" if name == "micro-batch"
                                                            else "-parallel ranks"))
+    parser.add_argument("--ep", type=positive(int), default=1,
+                        help="expert-parallel ranks: 1, more are not predicted yet")
     parser.add_argument("--sharding", choices=["DDP", "ZeRO-1", "FSDP", "HSDP"])
     parser.add_argument("--recompute", choices=["none", "selective", "full"])
     parser.add_argument("--offload", action="store_true", default=None,
@@ -64,7 +71,8 @@ def check(arguments):
     parser.add_argument("--code", help="the code base that trains: nanotron, Megatron-Core, ... "
                                        "(PyTorch, eager)")
     parser.add_argument("--compiled", action="store_true", help="torch.compile")
-    parser.add_argument("--calibrate", metavar="FILE", help="one measured step, as below")
+    parser.add_argument("--calibrate", metavar="FILE",
+                        help="one measured step, or scripts/preflight's output, as below")
     parser.add_argument("--exact", action="store_true",
                         help="count every tensor of plans with DDP, ZeRO-1 or FSDP alone, as "
                              "labs.plan does: some seconds")

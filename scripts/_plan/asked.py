@@ -1,27 +1,22 @@
-"""From the command line to a job, the plans that answer it, and a calibration."""
+"""From the command line to a job and the plans that answer it."""
 
-import json
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
+from _plan import measured
 from labs.predictions.code_bases import CODE_BASES, PYTORCH, PYTORCH_EAGER, CodeBase
 from labs.predictions.hardware import gpu
 from labs.predictions.plans.answer import Answer, fastest_answers, one_answer
-from labs.predictions.plans.calibration import calibrated
 from labs.predictions.plans.job import Job, Plan
 from labs.predictions.plans.models import shape_named
 
 TOKENS = 4 * 2**20  # of a step, where no batch is given
 SEQUENCE = 4096  # tokens, where none are given
-_OF_PLAN = ("tensor", "pipeline", "data", "context", "micro_batch", "sharding", "recompute",
-            "stages", "offload")
-_SIZES = ("tensor", "pipeline", "context")
 
 
 @dataclass(frozen=True)
 class Question:
     """job: what is trained on what. settings: of the plan, those that were given. calibration:
-    what the measured step changed, in a sentence."""
+    what was measured and what it changed, in a sentence."""
 
     job: Job
     settings: dict = field(default_factory=dict)
@@ -35,6 +30,8 @@ def question(arguments) -> Question:
     assumed = []
     code = _code(arguments)
     shape = shape_named(arguments.model)
+    if reason := _impossible_experts(shape, arguments):
+        raise ValueError(reason)
     # GPT-2 has no more positions than 1,024
     sequence = arguments.sequence or min(SEQUENCE, shape.positions or SEQUENCE)
     batch = arguments.batch
@@ -46,9 +43,25 @@ def question(arguments) -> Question:
               loss=arguments.loss or "", lora=arguments.lora)
     job.bytes_per_parameter  # noqa: B018  an unknown recipe is named here
     assumed.append(f"{code.name}; {_states(job)}")
-    settings = {name: value for name in _OF_PLAN if (value := getattr(arguments, name)) is not None}
-    found = Question(job, settings, tuple(assumed))
-    return _calibrate(found, arguments.calibrate) if arguments.calibrate else found
+    if shape.is_mixture:
+        assumed.append(f"every data-parallel rank computes with all {shape.experts} experts of a "
+                       f"layer, of which a token uses {shape.active_experts}")
+    settings = {name: value for name in measured.OF_PLAN
+                if (value := getattr(arguments, name)) is not None}
+    calibration = ""
+    if arguments.calibrate:
+        job, calibration = measured.calibrated_job(arguments.calibrate, job, settings)
+    return Question(job, settings, tuple(assumed), calibration)
+
+
+def _impossible_experts(shape, arguments) -> str:
+    """Why there is no answer with expert-parallel ranks; empty if none are asked for."""
+    if arguments.ep == 1:
+        return ""
+    if not shape.is_mixture:
+        return f"--ep {arguments.ep}: {arguments.model} has no experts to divide over ranks"
+    return (f"--ep {arguments.ep}: neither memory nor seconds of expert parallelism are predicted "
+            f"yet; without --ep every rank computes with all {shape.experts} experts")
 
 
 def _code(arguments) -> CodeBase:
@@ -84,41 +97,6 @@ def _whole(job, settings) -> Plan | None:
     """The plan, where everything that decides it is given."""
     if not {"micro_batch", "sharding", "recompute"} <= set(settings):
         return None
-    if not set(settings) & {*_SIZES, "data"} and job.gpus > 1:
+    if not set(settings) & {*measured.SIZES, "data"} and job.gpus > 1:
         return None
-    return _plan(job.gpus, settings)
-
-
-def _plan(gpus, settings) -> Plan:
-    """The plan with these sizes; data is what is left over."""
-    others = 1
-    for name in _SIZES:
-        others *= settings.get(name, 1)
-    return Plan(**{"data": max(1, gpus // others)} | settings)
-
-
-def _calibrate(asked, file) -> Question:
-    try:
-        step = json.loads(Path(file).read_text(encoding="utf-8"))
-        seconds = float(step["seconds"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f'{file} is no measured step such as {{"seconds": 1.23, "gpus": 8, '
-                         f'"batch": 64}}: {error!r}') from None
-    job = replace(asked.job, gpus=step.get("gpus", asked.job.gpus),
-                  batch=step.get("batch", asked.job.batch),
-                  sequence=step.get("sequence", asked.job.sequence))
-    job = replace(job, gpus_per_node=min(job.gpus_per_node, job.gpus))
-    names = {"tp": "tensor", "pp": "pipeline", "dp": "data", "cp": "context"}
-    settings = {names.get(name, name): value for name, value in step.items()
-                if names.get(name, name) in _OF_PLAN}
-    plan = _plan(job.gpus, {"recompute": "none", "sharding": "FSDP"} | asked.settings | settings)
-    one_answer(job, plan)  # says why such a step cannot have been
-    before = Answer(job, plan).seconds.total
-    code = calibrated(job, plan, seconds)
-    own, was = code.overheads, job.code.overheads
-    what = (f"the kernels take {own.kernels:.2f} times what they would"
-            if own.kernels != was.kernels else
-            f"the host takes {1e3 * own.launch:.1f} ms to start a layer, in place of "
-            f"{1e3 * was.launch:.1f}")
-    return replace(asked, job=replace(asked.job, code=code), calibration=(
-        f"calibrated by {file}: {seconds:.3g} s measured, {before:.3g} predicted, so {what}"))
+    return measured.plan_of(job.gpus, settings)

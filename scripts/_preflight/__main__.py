@@ -18,8 +18,11 @@ with all processes that it started.
 
 examples:
   scripts/preflight            some 20 seconds on a laptop
-  scripts/preflight --full     with bandwidths and listening sockets, some minutes on a node
+  scripts/preflight --full     with a GPU's speed, bandwidths and listening sockets, some minutes
+                               on a node
   scripts/preflight --json     one JSON object on stdout, the table on stderr
+  scripts/preflight --full --json > node.json
+                               what scripts/plan --calibrate node.json takes
 """
 
 
@@ -30,7 +33,7 @@ def check(arguments: list) -> argparse.Namespace:
         description="Say whether this machine will run the workbook, and what to do where not.",
         epilog=EPILOG)
     parser.add_argument("--full", action="store_true",
-                        help="also what takes longer: bandwidths, sockets")
+                        help="also what takes longer: speed, bandwidths, sockets")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("--keep-going", action="store_true", help="try all rows, also after a STOP")
     return parser.parse_args(arguments)

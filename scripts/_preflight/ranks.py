@@ -21,12 +21,12 @@ def all_reduce() -> Found:
     plan = devices.plan(ranks)
     where = (f"{ranks} ranks on {'GPUs' if plan.device == 'cuda' else 'the CPU'}, "
              f"{'NCCL' if plan.library == 'nccl' else 'gloo'}")
-    results, failure = _tried(_reduce, ranks)
+    results, failure = tried(_reduce, ranks)
     if results is not None:
         return _judged(results, ranks, where)
     if plan.library != "nccl":
         return stop(where, f"Ranks cannot meet here. {failure}")
-    results, _ = _tried(_reduce, ranks, _NO_PEERS)
+    results, _ = tried(_reduce, ranks, _NO_PEERS)
     if results is None:
         return stop(where, f"Ranks cannot meet, without GPUs reading each other's memory neither. "
                            f"{failure}")
@@ -35,8 +35,8 @@ def all_reduce() -> Found:
                 environment=_NO_PEERS)
 
 
-def _tried(function, ranks, environment=None):
-    """(results, "") or (None, why it failed)."""
+def tried(function, ranks, environment=None):
+    """(what `function` returned on each rank, "") or (None, why it failed)."""
     from labs import launch
     from labs.workers.failures import LaunchError
 
@@ -79,7 +79,7 @@ def bandwidth() -> Found:
     ranks = preset().ranks
     if devices.are_shared(ranks):
         return none("ranks share one GPU: nothing is sent between GPUs")
-    results, failure = _tried(_measure, ranks)
+    results, failure = tried(_measure, ranks)
     if results is None:
         return stop("no all-reduce came to its end", failure)
     found = [max(rank[number] for rank in results) for number in range(len(SIZES))]

@@ -35,6 +35,7 @@ ROWS = (
     Row("ports", "network.ports", 20),
     Row("ranks", "ranks.all_reduce", 180),
     Row("notebooks", "notebooks.running", 60, advice=DRIVER),
+    Row("speed", "speed.kernels", 120, full=True),
     Row("bandwidth", "ranks.bandwidth", 240, full=True),
     Row("open sockets", "network.listening", 120, full=True),
 )

@@ -12,7 +12,7 @@ from labs.predictions.gpu_runs import fit as fits
 from labs.predictions.gpu_runs import scoreboard
 from labs.predictions.gpu_runs.folder import ROWS, FolderError, load
 from labs.predictions.gpu_runs.intervals import factors
-from labs.predictions.gpu_runs.scoreboard import CALIBRATED, OURS, compare
+from labs.predictions.gpu_runs.scoreboard import CALIBRATED, HELD_OUT, OURS, compare
 from labs.predictions.hardware import gpu
 from labs.predictions.plans.calibration import NoCalibration, calibrated
 from labs.predictions.plans.intervals import NEW, memory_factors, seconds_factors
@@ -367,3 +367,25 @@ def test_the_picture_shows_every_run_and_says_how_near_they_are():
     assert picture.text.startswith("Seconds: 1,2") and "half of them within" in picture.text
     for source in COLOURS:
         assert f"seconds, {source}: " in picture.text
+
+
+def test_rows_are_also_predicted_without_their_own_model_or_code_base(monkeypatch):
+    """`scripts/bench gpu-runs --held-out`: beside the usual predictions, which it leaves alone."""
+    few = [next(run for run in runs if run.seconds and run.memory)
+           for runs in (fits.measured_runs(source, fits.SECONDS)
+                        for source in ("nanotron", "Megatron-LM"))]
+    fitted_to = []
+    monkeypatch.setattr(fits, "fit", lambda runs, code, quantity: (
+        fitted_to.append({run.job.name for run in runs}) or code))
+    fits.nanotron_without.cache_clear()
+    usual, both = compare(few), compare(few, with_held_out=True)
+    fits.nanotron_without.cache_clear()
+    assert not any(HELD_OUT in row.predicted for row in usual.rows)
+    for row, same in zip(both.rows, usual.rows, strict=True):
+        assert row.predicted[OURS] == same.predicted[OURS] and row.predicted[HELD_OUT] > 0
+    # each quantity is fitted to rows of other models, and to all of those
+    assert fitted_to == [
+        {run.job.name for run in fits.measured_runs("nanotron", quantity)} - {few[0].job.name}
+        for quantity in (fits.SECONDS, fits.MEMORY)]
+    megatron = [row for row in both.rows if row.run.source == "Megatron-LM"]
+    assert all(row.predicted[HELD_OUT] != row.predicted[OURS] for row in megatron)

@@ -5,7 +5,15 @@ from dataclasses import replace
 import pytest
 
 from labs.predictions import hardware
-from labs.predictions.hardware import GPUS, fits, gpu, overhead, overheads, recognised
+from labs.predictions.hardware import (
+    GPUS,
+    fits,
+    gpu,
+    known_gpus,
+    overhead,
+    overheads,
+    recognised,
+)
 from labs.predictions.memory.recipes import model_states
 from labs.predictions.step_time.reported_runs import ReportedRun, efficiency_of
 from labs.predictions.step_time.row_fields import read_gpu
@@ -13,7 +21,7 @@ from labs.training.memory_categories import GiB
 
 
 def test_every_gpu_is_plausible():
-    for each in GPUS.values():
+    for each in known_gpus().values():
         assert 0.9 * each.nominal < each.usable <= 1.08 * each.nominal
         assert each.busbw is None or each.busbw < each.nvlink
 
@@ -53,6 +61,12 @@ def test_to_add_a_gpu_is_a_line_of_the_table(monkeypatch):
     assert efficiency_of(run).mfu == pytest.approx(efficiency_of(dense).mfu)
 
 
+def test_a_workstations_gpu_is_known_and_in_no_notebooks_chart():
+    assert "A6000" not in GPUS and gpu("A6000").usable == 47.54 * GiB
+    assert recognised("NVIDIA RTX A6000", 47.54 * GiB) == gpu("A6000") == read_gpu("4x RTX A6000")
+    assert gpu("A6000").flops == pytest.approx(gpu("A6000").sheet_tflops * 1e12 / 2, rel=1e-3)
+
+
 def test_what_cuda_takes_has_names():
     assert overheads(8).keys() == {"CUDA context", "loaded kernels", "cuBLAS", "NCCL"}
     assert overheads(1)["NCCL"] == 0
@@ -66,5 +80,6 @@ def test_what_cuda_takes_has_names():
 def test_a_gpu_is_recognised_by_name_and_memory(name, gib, found, monkeypatch):
     known = ("T4", "A10", "A100-40", "A100-80", "H100")  # whatever else is in the table by now
     monkeypatch.setattr(hardware, "GPUS", {one: GPUS[one] for one in known})
+    monkeypatch.setattr(hardware, "WORKSTATION_GPUS", {})
     one = recognised(name, gib * 2**30)
     assert (one.name, one.usable) == (found, gib * 2**30) and one.pcie > 1e9

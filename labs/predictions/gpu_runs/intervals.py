@@ -14,14 +14,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from labs.predictions.code_bases import PYTORCH, PYTORCH_EAGER, CodeBase
 from labs.predictions.gpu_runs.fit import (
     MEMORY,
     SECONDS,
     Quantity,
-    held_out,
     log_errors,
     measured_runs,
+    predicted_without,
+    unknown,
 )
 from labs.predictions.plans import intervals
 from labs.predictions.step_time.fit import by_code_base, left_out
@@ -50,8 +50,9 @@ def _kinds(quantity: Quantity) -> dict[str, list[float]]:
     """Kind -> log errors of its rows."""
     kind_of = getattr(intervals, f"{quantity.name}_kind")
     found = defaultdict(list)
-    for run, error in held_out(quantity):
-        found[kind_of(run.job, run.plan)].append(error)
+    for run in measured_runs("nanotron", quantity):
+        found[kind_of(run.job, run.plan)].append(
+            math.log(predicted_without(run, quantity) / quantity.measured(run)))
     for source in ("Megatron-LM", "prime-rl"):
         runs = measured_runs(source, quantity)
         for run, error in zip(runs, log_errors(runs, quantity).tolist(), strict=True):
@@ -66,20 +67,12 @@ def _new(quantity: Quantity) -> list[float]:
     for source in ("nanotron", "Megatron-LM", "prime-rl", "this workbook"):
         runs = [run for run in measured_runs(source, quantity)
                 if quantity is MEMORY or run.plan.pipeline == 1 and run.plan.tensor <= 8]
-        plain = [replace(run, job=replace(run.job, code=_unknown(run.job.code))) for run in runs]
+        plain = [replace(run, job=replace(run.job, code=unknown(run.job.code))) for run in runs]
         each.append(log_errors(plain, quantity).tolist())
     if quantity is SECONDS:
         each += _published()
     size = min(max(len(errors) for errors in each), 200)
     return [error for errors in each for error in np.quantile(errors, np.linspace(0, 1, size))]
-
-
-def _unknown(code) -> CodeBase:
-    """PyTorch with what anybody can know of a code base: what it keeps for a parameter and a logit,
-    how it cuts stages, and whether it is compiled."""
-    base = PYTORCH if code.fused else PYTORCH_EAGER
-    return replace(base, recipe=code.recipe, stages=code.stages,
-                   kept=replace(base.kept, logit=code.kept.logit))
 
 
 def _published() -> list[list[float]]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from labs.predictions.gpu_runs.estimators import ESTIMATORS, Estimator
+from labs.predictions.gpu_runs.fit import MEMORY, SECONDS, predicted_without
 from labs.predictions.gpu_runs.run import GpuRun
 from labs.predictions.plans.calibration import NoCalibration, calibrated
 from labs.predictions.plans.exact import counted_memory
@@ -21,6 +22,7 @@ from labs.predictions.step_time import step_time
 
 OURS = "this planner"
 CALIBRATED = "calibrated by one run"
+HELD_OUT = "fitted without its rows"
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,9 @@ class Scoreboard:
 
 
 def compare(runs: Iterable[GpuRun], progress: Callable[[int], None] = lambda done: None,
-            extra: Iterable[Estimator] = ()) -> Scoreboard:
-    """The scoreboard of these runs. extra: estimators to ask beside ESTIMATORS."""
+            extra: Iterable[Estimator] = (), with_held_out: bool = False) -> Scoreboard:
+    """The scoreboard of these runs. extra: estimators to ask beside ESTIMATORS. with_held_out: also
+    with constants that were fitted without the row's model or code base, which takes longer."""
     runs, rows, refused = list(runs), [], defaultdict(int)
     asked = (*ESTIMATORS, *extra)
     corrected = _calibrations(runs)
@@ -107,9 +110,9 @@ def compare(runs: Iterable[GpuRun], progress: Callable[[int], None] = lambda don
             refused[run.refused] += 1
             continue
         if run.seconds:
-            rows += _seconds_rows(run, corrected, asked)
+            rows += _seconds_rows(run, corrected, asked, with_held_out)
         if run.memory:
-            rows.append(_memory_row(run, asked))
+            rows.append(_memory_row(run, asked, with_held_out))
     return Scoreboard(rows, dict(refused), _fit(runs), choices(runs), asked)
 
 
@@ -134,21 +137,27 @@ def seconds_groups(run: GpuRun) -> list[str]:
         f"{run.source}, more GPUs"]
 
 
-def _seconds_rows(run, corrected, asked) -> list[Row]:
+def _seconds_rows(run, corrected, asked, with_held_out) -> list[Row]:
     ours = predicted_seconds(run)
     low, high = seconds_factors(run.job, run.plan).of(ours)
-    predicted = {OURS: ours, CALIBRATED: _with(corrected, run), **_others(run, "seconds", asked)}
+    predicted = {OURS: ours, **_held_out(run, SECONDS, with_held_out),
+                 CALIBRATED: _with(corrected, run), **_others(run, "seconds", asked)}
     return [Row(run, "seconds", group, run.seconds, predicted, low, high)
             for group in seconds_groups(run)]
 
 
-def _memory_row(run, asked) -> Row:
+def _memory_row(run, asked, with_held_out) -> Row:
     ours = predicted_memory(run)
     is_counted = counted_memory(run.job, run.plan) is not None
     factors = COUNTED if is_counted else memory_factors(run.job, run.plan)
     low, high = factors.of(ours)
-    predicted = {OURS: ours, **_others(run, "memory", asked)}
+    predicted = {OURS: ours, **_held_out(run, MEMORY, with_held_out),
+                 **_others(run, "memory", asked)}
     return Row(run, "memory", f"{run.source}, {run.kind}", run.memory, predicted, low, high)
+
+
+def _held_out(run, quantity, is_wanted) -> dict[str, float]:
+    return {HELD_OUT: predicted_without(run, quantity)} if is_wanted else {}
 
 
 def _others(run, quantity, asked) -> dict[str, float | None]:

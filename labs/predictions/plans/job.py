@@ -281,7 +281,7 @@ def training_run(job: Job, plan: Plan) -> TrainingRun:
     """The run as the model of step time takes it. Raises ValueError if the plan cannot be run."""
     if reason := impossible(job, plan):
         raise ValueError(reason)
-    shape = job.shape
+    shape, recipe = job.shape, job.bytes_per_parameter
     # a stage of a pipeline does not reshard after forward, so it gathers once (Llama 3 does so)
     stage = 3 if plan.pipeline == 1 and plan.sharding != "FSDP, no resharding" else 2
     return TrainingRun(
@@ -294,6 +294,7 @@ def training_run(job: Job, plan: Plan) -> TrainingRun:
         sequence_parallel=plan.sequence_parallel and plan.tensor > 1,
         pipeline=plan.pipeline, chunks=plan.chunks, context=plan.context,
         sharding=stage if plan.is_fsdp else 0, shards=plan.shards(job), recompute=plan.recompute,
+        param_bytes=recipe.compute, fp32=recipe.compute == 4,
         flash=job.code.flash if job.flash else 0, fused=job.code.fused,
         loss_bytes=job.code.loss_bytes, early_stop=job.code.early_stop,
         reduce_overlaps=plan.pipeline == 1 and not job.code.overheads.gradient_share,

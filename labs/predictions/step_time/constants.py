@@ -112,8 +112,3 @@ CPU. There it is neither fused nor foreach: eight operations, one after the othe
 20 tensors of 4 bytes (tests/predictions/test_step_time_offload.py counts them). fused=True: 28."""
 
 TF32_SHARE = 0.5
-
-HELD_OUT_ERROR = 0.09
-"""Nine of ten published runs lie within this share of the seconds that constants fitted without
-them predict (`fit.errors`). All of them compute in 16 bits and none offloads, so for TF32 and for
-offload the error is not known."""

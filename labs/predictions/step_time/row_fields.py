@@ -9,7 +9,7 @@ import re
 from dataclasses import replace
 
 from labs.predictions.code_bases import FUSED_LOSS, MEGATRON, CodeBase
-from labs.predictions.hardware import GPU, GPUS
+from labs.predictions.hardware import GPU, known_gpus
 from labs.predictions.step_time.training_run import TrainingRun
 
 _NEEDED = ("n_layers", "hidden", "n_heads", "vocab", "gpu", "gpus", "seq_len", "micro_batch")
@@ -49,7 +49,7 @@ def read_run(row: dict, code_base: CodeBase) -> TrainingRun:
 def read_gpu(text: str) -> GPU:
     """The GPU that a row names: "a100_80gb", "A100 80GB", "H100 96GB HBM2e 500W"."""
     memory = _number(r"(\d+) ?GB", text)
-    for gpu in reversed(GPUS.values()):  # "A100" alone is the later one, of 80 GB
+    for gpu in reversed(known_gpus().values()):  # "A100" alone is the later one, of 80 GB
         name, _, size = gpu.name.partition("-")
         if (_has(rf"(?<![A-Z0-9]){name}(?![A-Z0-9])", text)
                 and (not size or memory in (0, float(size)))):
