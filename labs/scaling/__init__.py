@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from labs.scaling.gpu_steps import candidates, measured_step
     from labs.scaling.scoreboard_charts import show_gpu_runs, show_launch_floor
     from labs.scaling.stall_charts import show_stalls
-    from labs.scaling.step_seconds import check_step_seconds, show_steps
+    from labs.scaling.step_parts import check_step_parts, show_steps
     # isort: split
     # part 7: what it costs
     from labs.predictions.cost.prices import price_table

@@ -7,6 +7,7 @@ from statistics import median
 from labs.checks.generator import new_generator
 from labs.checks.inputs import UnchangedInputs
 from labs.checks.numbers import (
+    Cause,
     Mistake,
     as_number,
     common_cause,
@@ -14,7 +15,7 @@ from labs.checks.numbers import (
     require_numbers,
     require_signature,
 )
-from labs.checks.verdicts import check, shows
+from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.pictures.tables import Table
 from labs.predictions.gpu_runs.run import GpuRun
 from labs.scaling.gpu_steps import GpuStep, measured_step, right_seconds, runs, step_of
@@ -117,10 +118,11 @@ LAUNCH_MISTAKES = [
 
 
 @check("6.17")
-def check_calibrate(calibrate: Callable):
+def check_calibrate(calibrate: Callable, correct: Callable):
     """calibrate(large, large_seconds, small, small_seconds): (factor, launch) of machines that are
-    made up, and of public runs."""
+    made up, and of public runs. correct(step, factor, launch): the step on such a machine."""
     require_signature(calibrate, NAMES)
+    require_signature(correct, ("step", *RESULTS))
     cases = [*made_up(), public_case()]
     kept = UnchangedInputs("calibrate", steps=[vars(step) for case in cases
                                                for step in (case.large, case.small)])
@@ -135,9 +137,37 @@ def check_calibrate(calibrate: Callable):
             judge_number(answers[at][place], right(case)[place],
                          common_cause(mistakes, cases, numbers, at), f"{case.name}: {name}", unit,
                          (_GPU, _HOST)[place], rel_tol=1e-8)
+    _judge_corrected(correct)
     before, after = (_median_error(others(), *found) for found in ((1.0, 0.0), right(cases[-1])))
     return (f"right for {len(cases)} machines; two steps of 1B parameters bring the median error "
             f"of {len(others())} other runs from {before:.1f} to {after:.1f} %")
+
+
+_SCALED = {"kernels": "the factor times the step's", "head": "the factor times the step's",
+           "launch": "the launch that is given"}
+
+
+def _judge_corrected(correct):
+    """Every field of a corrected step."""
+    for case in made_up():
+        factor, launch = right(case)
+        for step in (case.large, case.small):
+            kept = UnchangedInputs("correct", step=vars(step))
+            got, want = correct(step, factor, launch), corrected(step, factor, launch)
+            kept.judge()
+            if not isinstance(got, GpuStep):
+                raise Wrong(f"{case.name}: correct returned {kind_of(got)}, not a step",
+                            "dataclasses.replace(step, kernels=…) is a step with other values.",
+                            code="no_step")
+            for name, value in vars(want).items():
+                if name == "name":
+                    continue
+                judge_number(vars(got)[name], value, [
+                    Cause("not_corrected", vars(step)[name], "it is the predicted one"),
+                    Cause("inverted", vars(step)[name] / factor, "it is divided by the factor"),
+                    Cause("launch_scaled", launch * factor, "launch is multiplied by the factor")]
+                    if name in _SCALED else [], f"{case.name}: {name} of the corrected step",
+                    hint=f"It is {_SCALED.get(name, 'not corrected: it stays as it is')}.")
 
 
 def made_up() -> list[Case]:
@@ -186,7 +216,8 @@ def _median_error(found, factor, launch) -> float:
 
 @shows("6.17")
 def show_calibrated(calibrate: Callable) -> Table:
-    """A table of the errors on public runs before and after the student's correction."""
+    """A table of the errors on public runs before and after they are corrected by the student's two
+    numbers."""
     factor, launch = require_numbers(calibrate(*public_case().arguments), RESULTS, "calibrate")
     groups = {"1B, up to 16 GPUs": [run for run in others() if "1B" in run.job.name],
               "8B, up to 16 GPUs": [run for run in others() if "8B" in run.job.name],

@@ -27,16 +27,24 @@ from labs.words import counted
 PUBLIC = (("8B", 16), ("8B", 32), ("8B", 8), ("1B", 16), ("1B", 32))
 
 
+NEAR = 1.05  # of seconds: what the model of 6.16 cannot tell apart
+
+
 def right(plans: Sequence[Candidate]) -> Candidate | None:
-    """The fewest predicted seconds of those whose memory fits with its interval."""
+    """Of those whose memory fits with its interval, and that are within 5 % of the fastest of
+    them, the one with the least memory."""
     fitting = [plan for plan in plans if plan.memory_high <= plan.free]
-    return min(fitting, key=lambda plan: right_seconds(plan.step), default=None)
+    if not fitting:
+        return None
+    shortest = min(right_seconds(plan.step) for plan in fitting)
+    near = [plan for plan in fitting if right_seconds(plan.step) <= NEAR * shortest]
+    return min(near, key=lambda plan: plan.memory_high)
 
 
 @check("6.18")
 def check_fastest(fastest: Callable):
-    """fastest(plans): the candidate with the fewest predicted seconds of those whose memory_high
-    fits; None where none does."""
+    """fastest(plans): of the candidates whose memory_high fits, and that are within 5 % of the
+    fastest of these, the one with the least memory_high; None where none fits."""
     require_signature(fastest, ("plans",))
     cases = {**made_up(), **{f"{model} on {gpus} H100s": candidates(model, gpus)
                              for model, gpus in PUBLIC}}
@@ -77,11 +85,18 @@ def _judge(name, plans, got):
                         "free.", code="may_not_fit")
         raise Wrong(f"{name}: {_memory(got)} does not fit{_ended(name, got)}",
                     "First drop the plans whose memory_high is above free.", code="does_not_fit")
-    if right_seconds(got.step) > right_seconds(want.step):
+    shortest = min(right_seconds(plan.step) for plan in plans if plan.memory_high <= plan.free)
+    if right_seconds(got.step) > NEAR * shortest:
         raise Wrong(f"{name}: {got.name} fits, but {want.name} fits too and is faster, "
                     f"{right_seconds(want.step):.3g} s a step in place of "
                     f"{right_seconds(got.step):.3g}",
-                    "Compare step_seconds(plan.step), of exercise 6.16.", code="slower_choice")
+                    "The seconds of a plan are sum(step_parts(plan.step).values()), of exercise "
+                    "6.16.", code="slower_choice")
+    if got != want and got.memory_high > want.memory_high:
+        raise Wrong(f"{name}: {want.name} is as fast as {got.name}, to 5 %, and takes less memory: "
+                    f"{want.memory_high / GB:.1f} in place of {got.memory_high / GB:.1f} GB",
+                    "Of the plans that fit and take at most 1.05 times the shortest step, choose "
+                    "the one with the least memory_high.", code="more_memory")
 
 
 def _memory(plan) -> str:
@@ -109,11 +124,17 @@ def made_up() -> dict[str, list[Candidate]]:
                     memory=76 * GB, memory_high=83 * GB)
     huge = replace(large, name="fast and too large", memory=90 * GB, memory_high=99 * GB)
     least = replace(slow, name="least memory", memory=10 * GB, memory_high=11 * GB)
+    alike = replace(plan, name="3 % slower, less memory", memory=30 * GB, memory_high=33 * GB,
+                    step=replace(step, kernels=1.03 * step.kernels))
+    slower = replace(alike, name="7 % slower, less memory", memory=20 * GB, memory_high=22 * GB,
+                     step=replace(step, kernels=1.08 * step.kernels))
     just = replace(large, name="fits to the last byte", memory_high=80 * GB)
     found = {"two plans, one launch-bound": [slow, plan], "micro-batches that differ": [few, plan],
              "one that may not fit": [large, plan, slow], "one too large": [huge, slow, least],
              "one that just fits": [plan, just, least], "none that fits": [large, huge],
              "no plan": [], "one plan": [slow],
+             "one as fast with less memory": [plan, alike, slower],
+             "one as fast as what does not fit": [huge, plan, alike, slower],
              "GPUs with 141 GB": [replace(each, free=141 * GB) for each in (huge, plan, slow)],
              "GPUs with 40 GB": [replace(each, free=40 * GB) for each in (plan, large, least)]}
     for number in range(3):

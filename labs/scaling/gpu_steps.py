@@ -64,10 +64,20 @@ class Candidate:
                 f"{self.memory_high / GB:.1f}, of {self.free / GB:.1f} GB")
 
 
+PARTS = ("kernels", "waiting for the host", "head", "once")
+
+
+def right_parts(step: GpuStep) -> dict[str, float]:
+    """PARTS -> seconds: in each layer the GPU waits for the host, or the host for the GPU."""
+    often = step.micro_batches * step.layers
+    return {"kernels": often * step.kernels,
+            "waiting for the host": often * max(0.0, step.launch - step.kernels),
+            "head": step.micro_batches * step.head, "once": step.once}
+
+
 def right_seconds(step: GpuStep) -> float:
-    """Seconds of a step: in each layer the GPU waits for the host, or the host for the GPU."""
-    layer = max(step.kernels, step.launch)
-    return step.micro_batches * (step.layers * layer + step.head) + step.once
+    """Seconds of a step."""
+    return sum(right_parts(step).values())
 
 
 def step_of(run: GpuRun, calibrated: bool = True) -> GpuStep:

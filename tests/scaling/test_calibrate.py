@@ -10,7 +10,8 @@ from answers import assert_rejected, assert_waits
 import labs.scaling as lab
 from labs.scaling import calibrate as exercise
 
-solved = definitions("06_scaling").calibrate
+solution = definitions("06_scaling")
+solved, corrected = solution.calibrate, solution.correct
 
 
 def gpu(step, seconds):
@@ -121,18 +122,63 @@ class Right:
 
 @pytest.mark.parametrize("answer, expected", WRONG)
 def test_wrong(answer, expected):
-    assert_rejected(lab.check_calibrate(answer), expected)
+    assert_rejected(lab.check_calibrate(answer, corrected), expected)
 
 
 @pytest.mark.parametrize("answer", [solved, Right.by_bisection, Right.as_a_list_of_tensors,
                                     Right.in_one_expression])
 def test_right(answer):
-    verdict = lab.check_calibrate(answer)
+    verdict = lab.check_calibrate(answer, corrected)
     assert verdict.passed is True, str(verdict)
 
 
+class Corrected:
+    def nothing(step, factor, launch):
+        return None
+
+    def a_dictionary(step, factor, launch):
+        return vars(corrected(step, factor, launch))
+
+    def as_it_was(step, factor, launch):
+        return step
+
+    def head_as_it_was(step, factor, launch):
+        return replace(corrected(step, factor, launch), head=step.head)
+
+    def launch_times_factor(step, factor, launch):
+        return replace(corrected(step, factor, launch), launch=factor * launch)
+
+    def divided(step, factor, launch):
+        return replace(step, kernels=step.kernels / factor, head=step.head / factor, launch=launch)
+
+    def once_too(step, factor, launch):
+        return replace(corrected(step, factor, launch), once=factor * step.once)
+
+    def in_place(step, factor, launch):
+        object.__setattr__(step, "launch", launch)
+        return corrected(step, factor, launch)
+
+
+@pytest.mark.parametrize("answer, expected", [
+    (Corrected.nothing, "no_step"), (Corrected.a_dictionary, "no_step"),
+    (Corrected.as_it_was, "not_corrected"), (Corrected.head_as_it_was, "not_corrected head"),
+    (Corrected.launch_times_factor, "launch_scaled"), (Corrected.divided, "inverted kernels"),
+    (Corrected.once_too, "wrong_number once"), (Corrected.in_place, "changes_input"),
+    (lambda step: step, "wrong_signature")])
+def test_wrong_corrections(answer, expected):
+    assert_rejected(lab.check_calibrate(solved, answer), expected)
+
+
+def test_a_correction_written_out():
+    def spelled(step, factor, launch):
+        return type(step)(step.name, step.layers, step.micro_batches, step.kernels * factor,
+                          launch, step.head * factor, step.once)
+
+    assert lab.check_calibrate(solved, spelled).passed is True
+
+
 def test_an_unfilled_exercise_waits():
-    assert_waits(lab.check_calibrate, "6.17")
+    assert_waits(lab.check_calibrate, "6.17", 2)
 
 
 def test_two_steps_halve_the_error_on_the_other_model_too():

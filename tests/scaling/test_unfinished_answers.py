@@ -48,7 +48,7 @@ def shown(answer):
 
 
 # A number, or no strategy, may be an answer; a picture of it is drawn.
-DRAWN = {("show_choice", "nothing"), ("show_steps", "a number"), ("show_calibrated", "zeros")}
+DRAWN = {("show_choice", "nothing"), ("show_calibrated", "zeros")}
 
 
 @pytest.mark.parametrize("returned", ANSWERS)
