@@ -3,7 +3,7 @@
 #
 # | In short | This notebook |
 # |:--|:--|
-# | **Time** | 235 minutes in three sittings (85 + 100 + 50), 105 more for optional parts |
+# | **Time** | 240 minutes in three sittings (85 + 100 + 55), 105 more for optional parts |
 # | **Needs** | any machine with 2 cores; Linux for the two hosts; no GPU |
 #
 # Here you write a training script and run it on two hosts with a real link between them. You measure what
@@ -958,7 +958,7 @@ lab.show_deepspeed_config(stage=2)
 # every launcher sets.
 
 # %% [markdown]
-# ## Third sitting · 50 minutes
+# ## Third sitting · 55 minutes
 #
 # | In short | This sitting |
 # |:--|:--|
