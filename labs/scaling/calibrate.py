@@ -222,14 +222,12 @@ def show_calibrated(calibrate: Callable) -> Table:
     groups = {"1B, up to 16 GPUs": [run for run in others() if "1B" in run.job.name],
               "8B, up to 16 GPUs": [run for run in others() if "8B" in run.job.name],
               "both, 32 to 256 GPUs": [run for run in others(256) if run.gpus > 16]}
-    chosen = {"neither": (1.0, 0.0), "launch alone": (1.0, launch), "both": (factor, launch)}
-    rows = [(name, len(found), *(f"{_median_error(found, *pair):.1f}" for pair in chosen.values()),
-             *(f"{sorted(map(abs, _errors(found, *pair)))[int(0.9 * len(found))]:.0f}"
-               for pair in (chosen["neither"], chosen["both"])))
-            for name, found in groups.items()]
-    return Table("Errors of predicted seconds, in percent",
-                 ("runs", "number", *(f"{name} corrected" for name in chosen),
-                  "nine of ten below, neither", "nine of ten below, both"), rows, left=1,
-                 note=f"Corrected by two steps of 1B on 8 H100s: the GPU's seconds times "
-                      f"{factor:.2f}, and {1e3 * launch:.2f} ms to start a layer. "
-                      "The first three numbers of a row are medians.")
+    chosen = {"nothing": (1.0, 0.0), "launch": (1.0, launch), "both": (factor, launch)}
+    rows = [(name, len(found), *(
+        f"{_median_error(found, *pair):.1f} / "
+        f"{sorted(map(abs, _errors(found, *pair)))[int(0.9 * len(found))]:.0f}"
+        for pair in chosen.values())) for name, found in groups.items()]
+    return Table("Error of predicted seconds in percent: median / 90 % of the runs below",
+                 ("corrected:", "runs", *chosen), rows, left=1,
+                 note=f"By two steps of 1B on 8 H100s: the GPU's seconds times {factor:.2f}, and "
+                      f"{1e3 * launch:.2f} ms to start a layer.")

@@ -46,8 +46,8 @@ def picture_of(board: Scoreboard) -> Picture:
         *(Line2D([], [], marker="o", linestyle="", color=colour, label=name)
           for name, colour in COLOURS.items()),
         Patch(color=palette.GRID, label=f"within {100 * NEAR:g} %")])
-    marks.note_below(figure, "Far above and far below: pipelines on 32 nodes and more, of which "
-                             "half stand still, and no setting tells which; far above also jobs "
+    marks.note_below(figure, "Far above and far below: pipelines on 32 nodes and more, which "
+                             "stall or do not, and no setting tells; far above also jobs "
                              "that are nearly out of memory.")
     return Picture(figure, f"{lesson}\n{_words(rows)}", data=board)
 

@@ -204,7 +204,7 @@ def show_steps(step_parts: Callable) -> Picture:
     marks.legend_above(figure, [Line2D([], [], marker="o", linestyle="", color=colour, label=name)
                                 for name, (_, colour) in series.items()])
     slow = measured_step("1B", 8, 1)[1]
-    note = marks.answered(guessed("6.16"), slow, " s with TP 8 and micro-batch 1")
+    note = marks.answered(guessed("6.16"), slow, "s with TP 8 and micro-batch 1")
     if note:
         marks.note_below(figure, note)
     errors = {name: median(100 * abs(1 / value - 1) for value in values)
