@@ -62,7 +62,7 @@ class Sandbox:
         self._control = ours
         self._log = open(Path(self._folder.name) / "log", "wb")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "_grade.zygote", str(theirs.fileno()), *packages],
+            [sys.executable, "-P", "-m", "_grade.zygote", str(theirs.fileno()), *packages],
             pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=self._log,
             stderr=self._log, cwd="/", env=_environment() | {
                 "PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}"}, start_new_session=True)

@@ -38,7 +38,7 @@ ROWS = (
     Row("bandwidth", "ranks.bandwidth", 240, full=True),
     Row("open sockets", "network.listening", 120, full=True),
 )
-PROGRAM = [sys.executable, "-m", "_preflight.row"]
+PROGRAM = [sys.executable, "-P", "-m", "_preflight.row"]
 _WIDTH = max(len(row.name) for row in ROWS)
 
 
