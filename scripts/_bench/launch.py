@@ -78,7 +78,8 @@ def _notebook_launcher(ranks, rounds):
                    "OMP_NUM_THREADS": "1"}
     try:
         ran = subprocess.run([sys.executable, "-P", "-c", _NOTEBOOK_LAUNCHER, str(ranks),
-                              str(rounds)], capture_output=True, text=True, timeout=120, env=environment)
+                              str(rounds)], capture_output=True, text=True, timeout=120,
+                             env=environment)
     except subprocess.TimeoutExpired:
         return None
     lines = [line for line in ran.stdout.splitlines() if line.startswith("RESULT")]

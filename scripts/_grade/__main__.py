@@ -50,7 +50,7 @@ def check(arguments: list) -> argparse.Namespace:
                              "can, and reach the network")
     options = parser.parse_args(arguments)
     for path in options.given:
-        if not os.path.exists(path):
+        if not os.path.lexists(path):
             parser.error(f"there is no {path}")
     if not options.out.endswith(".csv"):
         parser.error("--out names the table: it ends in .csv")

@@ -10,16 +10,20 @@ _ROOT = Path("/sys/fs/cgroup")
 
 
 class Group:
-    """One control group, of version 1 or 2. members: the files that take a process's number."""
+    """One control group, of version 1 or 2."""
 
     def __init__(self, name: str, memory: int, processes: int):
-        self._folders, self.members = [], []
+        self._folders = []
         found = _version_2(name) or _version_1(name)
         for folder, values in found:
             if not _create(folder, values, memory, processes):
                 continue
             self._folders.append(folder)
-            self.members.append(str(folder / "cgroup.procs"))
+
+    def take(self, process: int) -> None:
+        """Puts a process into the group, and what it will start."""
+        for folder in self._folders:
+            (folder / "cgroup.procs").write_text(str(process))
 
     def remove(self) -> None:
         """Removes the group, which must be empty by now."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from _solutions.report import document, table, text
 
-from _grade.sandbox import BROKEN, FLAGGED, PASSED, TIMED_OUT, WAITING, WRONG
+from _grade.outcomes import BROKEN, FLAGGED, PASSED, TIMED_OUT, WAITING, WRONG
 from _grade.table import order
 
 ORDER = [PASSED, WRONG, TIMED_OUT, BROKEN, FLAGGED, WAITING]
