@@ -110,6 +110,7 @@ def _read(options, given, lessons) -> tuple[list[Submission], list[tuple[str, st
 
     pool = ThreadPoolExecutor(_at_once(options))
     try:
+        looker.probe()
         waiting = [(student, pool.submit(looked_at, *each)) for each in paths
                    for student in each[:1]]
         found, unreadable = [], []

@@ -7,8 +7,9 @@ import shutil
 import sys
 
 import pytest
-from _grade import namespaces, session
+from _grade import bubblewrap, look, session
 from _grade.__main__ import check
+from _grade.files import Unreadable
 from _grade.sandbox import BROKEN, PASSED, TIMED_OUT, WRONG, Graded, Unavailable
 from grading import ROOT, students
 
@@ -25,6 +26,12 @@ class Said:
 
     def probe(self):
         pass
+
+    def look(self, data, known):
+        found = look.look_through(data, look.Known.of_json(known))
+        if "unreadable" in found:
+            raise Unreadable(found["unreadable"])
+        return found
 
     def grade(self, work):
         source = work["cells"][-1]["source"]
@@ -121,7 +128,7 @@ def test_an_interrupt_leaves_what_was_done(run, monkeypatch):
     run.write("ada", students.RIGHT[0])
     run.write("bob", students.RIGHT[1])
     run.write("eve", students.RIGHT[2])
-    monkeypatch.setattr(Said, "ends", ["zeros_like"])
+    monkeypatch.setattr(Said, "ends", ["result = 0"])
     code, rows = run()
     assert code == 130 and set(rows) == {"ada"} and rows["ada"]["points"] == "1"
     monkeypatch.setattr(Said, "ends", [])
@@ -164,7 +171,7 @@ def test_a_file_that_cannot_be_read_has_a_row(run, tmp_path):
 
 
 def test_a_checkout_that_would_be_hidden_has_a_sentence_of_its_own(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(namespaces, "shown_paths", lambda _: ["/tmp/workbook/labs"])
+    monkeypatch.setattr(bubblewrap, "shown_paths", lambda _: ["/tmp/workbook/labs"])
     path = tmp_path / "ada.ipynb"
     path.write_text(json.dumps(students.notebook(students.RIGHT[0])))
     options = check([str(path), "--out", str(tmp_path / "g.csv")])
