@@ -123,7 +123,8 @@ def _graded(work) -> tuple[bool | None, str, str]:
     check, arguments = getattr(package, work["check"]), work["arguments"]
     try:
         for cell in work["cells"]:
-            _define(cell, module)
+            if why := _define(cell, module):
+                return False, why, ""
         answers = [eval(compile(ast.parse(text, mode="eval"), "<graded>", "eval"), vars(module))
                    for text in arguments]
     except BaseException as error:
@@ -144,17 +145,23 @@ def _graded(work) -> tuple[bool | None, str, str]:
     return True, str.__str__(verdict.sentence), ""
 
 
-def _define(cell, module):
-    """Runs the statements of a cell that the exercise needs, or writes the script that it is."""
+def _define(cell, module) -> str:
+    """Runs the statements of a cell that the exercise needs, or writes the script that it is.
+    Returns why it could not be compiled, or nothing."""
     name, source = cell["name"], cell["source"]
     if cell["file"]:
         with open(cell["file"], "w", encoding="utf-8") as file:
             file.write(source)
-        return
+        return ""
     linecache.cache[name] = len(source), None, source.splitlines(True), name
     tree = ast.parse(source, name)
     tree.body = [tree.body[number] for number in cell["keep"]]
-    exec(compile(tree, name, "exec"), vars(module))
+    try:
+        code = compile(tree, name, "exec")
+    except RecursionError:
+        return f"{name} is nested too deeply to be run"
+    exec(code, vars(module))
+    return ""
 
 
 def _why(error) -> str:

@@ -8,5 +8,5 @@ CELLS = 2_000  # of code
 CELL = 200_000  # characters of one; what is beyond is not read
 CODE = 2_000_000  # characters of all of them
 LOOK_SECONDS = 30.0  # to parse and look through the code: it takes some 0.1 s
-LOOK_MEMORY = 2 * 10**9  # bytes; JSON in memory is up to 30 times its file
+LOOK_MEMORY = 10**9  # bytes: 20 for one of the file, where JSON of text takes 5
 ANSWER = 16_000_000  # bytes that the process that looks may say: the code, escaped
