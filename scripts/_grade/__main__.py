@@ -18,8 +18,8 @@ what it writes:
   OUT/results.jsonl what was graded; a submission that is in it unchanged is not graded again
 
 exit code: 0 if all were graded; 1 if a file could not be read or a submission was flagged; 2 if an
-argument is wrong; 3 where this machine forbids namespaces; 130 after an interrupt. What was done
-until then is in the files.
+argument is wrong; 3 where there is no bubblewrap, or it may not make namespaces; 130 after an
+interrupt. What was done until then is in the files.
 
 examples:
   scripts/grade submissions/ --out week2.csv

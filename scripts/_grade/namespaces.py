@@ -51,10 +51,11 @@ def run_isolated(shown: list[str], limits: Limits, main: Callable[[], None],
     left. SIGTERM ends it earlier. shown: paths to see. passed_on: descriptors for main() alone."""
     info, told = os.pipe()
     holder = subprocess.Popen(bubblewrap.around_submission(shown, told), pass_fds=[told],
-                              stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE)  # a submission could write into our log
     os.close(told)
     if holder.stdout.readline() != bubblewrap.READY:
-        raise RuntimeError("bubblewrap made no namespaces")
+        raise RuntimeError(holder.stderr.read().decode(errors="replace").strip())
     first = os.pidfd_open(json.loads(os.read(info, 4096))["child-pid"])
     os.close(info)
     signal.signal(signal.SIGTERM, lambda *_: signal.pidfd_send_signal(first, signal.SIGKILL))
@@ -62,8 +63,8 @@ def run_isolated(shown: list[str], limits: Limits, main: Callable[[], None],
     child = os.fork()
     if child == 0:
         os.close(first)
-        holder.stdin.close()
-        holder.stdout.close()
+        for file in (holder.stdin, holder.stdout, holder.stderr):
+            file.close()
         or_exit(lambda: (_enter(limits), main()))
     _drop_capabilities()
     for each in passed_on:

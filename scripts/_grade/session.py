@@ -16,7 +16,7 @@ from _grade.files import Unreadable
 from _grade.lessons import Exercise, Lesson, read_lessons
 from _grade.look import Known
 from _grade.outcomes import BROKEN, FLAGGED, PASSED, TIMED_OUT, Graded
-from _grade.sandbox import ROOT, Misplaced, Missing, Sandbox, Unavailable
+from _grade.sandbox import ROOT, Closed, Misplaced, Missing, Sandbox, Unavailable
 from labs.workers import cores
 
 UNSAFE = ("--unsafe: no namespaces. A submission can read and write what you can, other "
@@ -32,6 +32,8 @@ OR_UNSAFE = "On a machine that holds nothing worth reading, `--unsafe` grades wi
 MISPLACED = """\
 {path} is needed to grade, but {own} is an empty folder of its own for each submission.
 Move the checkout, and its Python, to another folder; or `--unsafe` grades without namespaces."""
+CLOSED = """\
+{path} is open to root alone, and submissions run as another user: chmod -R go+rX {path}"""
 NO_LINUX = "scripts/grade needs Linux, where each exercise gets namespaces of its own."
 
 
@@ -65,6 +67,8 @@ def run(options, given: list[Path], out: Path) -> int:
         print(f"{MISSING}\n{OR_UNSAFE}", file=sys.stderr)
     except Unavailable as error:
         print(REFUSED.format(why=error, or_unsafe=OR_UNSAFE), file=sys.stderr)
+    except Closed as error:
+        print(CLOSED.format(path=error), file=sys.stderr)
     except Misplaced as error:
         own = next(own for own in OWN_FOLDERS if str(error).startswith(own))
         print(MISPLACED.format(path=error, own=own), file=sys.stderr)
@@ -75,7 +79,7 @@ def _run(session, unreadable) -> int:
     interrupted = False
     try:
         session.run()
-    except (Unavailable, Misplaced, Missing):
+    except (Unavailable, Misplaced, Missing, Closed):
         raise
     except KeyboardInterrupt:
         interrupted = True

@@ -32,6 +32,7 @@ ROWS = (
     Row("disk", "host.disk", 20),
     Row("limits", "host.limits", 20),
     Row("container", "host.container", 20),
+    Row("grading", "host.grading", 20),
     Row("ports", "network.ports", 20),
     Row("ranks", "ranks.all_reduce", 180),
     Row("notebooks", "notebooks.running", 60, advice=DRIVER),

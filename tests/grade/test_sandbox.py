@@ -15,7 +15,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from _grade import bubblewrap, cgroups, inside, namespaces
+from _grade import bubblewrap, cgroups, inside, look, namespaces
+from _grade import sandbox as sandboxes
+from _grade.files import Unreadable
 from _grade.sandbox import BROKEN, FLAGGED, PASSED, Sandbox
 from grading import (
     ROOT,
@@ -68,6 +70,24 @@ def test_a_process_that_ends_at_once_has_no_verdict(sandbox, lessons, tmp_path, 
         found = grade(sandbox, lessons, students.RIGHT[0], tmp_path / "ada.ipynb")
     assert found.outcome == BROKEN
     assert grade(sandbox, lessons, students.RIGHT[0], tmp_path / "ada.ipynb").outcome == PASSED
+
+
+@needs_namespaces
+def test_what_takes_too_long_to_look_through_ends(lessons, monkeypatch):
+    known = look.Known(lessons, frozenset()).as_json()
+    data = json.dumps(students.notebook(students.RIGHT[0])).encode()
+    found = Sandbox([])
+    try:
+        assert found.look(data, known)["lesson"] == "02_manual_ddp"
+        monkeypatch.setattr(sandboxes, "LOOK_SECONDS", 0.001)
+        with pytest.raises(Unreadable, match="takes more than 0.001 s to look through"):
+            found.look(data, known)
+        monkeypatch.setattr(sandboxes, "LOOK_SECONDS", 30)
+        monkeypatch.setattr(sandboxes, "LOOK_MEMORY", 10**6)
+        with pytest.raises(Unreadable, match="cannot be looked through|MemoryError"):
+            found.look(data, known)
+    finally:
+        found.close()
 
 
 @pytest.mark.slow
