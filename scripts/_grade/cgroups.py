@@ -23,7 +23,8 @@ class Group:
     def take(self, process: int) -> None:
         """Puts a process into the group, and what it will start."""
         for folder in self._folders:
-            (folder / "cgroup.procs").write_text(str(process))
+            with contextlib.suppress(PermissionError):  # of version 2, for what is not below it
+                (folder / "cgroup.procs").write_text(str(process))
 
     def remove(self) -> None:
         """Removes the group, which must be empty by now."""

@@ -41,8 +41,8 @@ def files_of(given: list[Path]) -> list[tuple[str, Path]]:
 
 
 def _below(folder) -> Iterator[Path]:
-    """Yields the notebooks below a folder, and what hides some: links, and folders that cannot be
-    listed."""
+    """Yields the notebooks below a folder, and what may hide some: links to folders, and folders
+    that cannot be listed."""
     waiting = [folder]
     while waiting:
         here = waiting.pop()
@@ -56,7 +56,7 @@ def _below(folder) -> Iterator[Path]:
                 continue
             if entry.is_dir(follow_symlinks=False):
                 waiting.append(here / entry.name)
-            elif entry.name.endswith(".ipynb") or entry.is_symlink():
+            elif entry.name.endswith(".ipynb") or entry.is_symlink() and os.path.isdir(entry):
                 yield here / entry.name
 
 

@@ -63,6 +63,8 @@ def run(options, given: list[Path], out: Path) -> int:
         for student, why in unreadable:
             print(f"{student}: {why}", file=sys.stderr)
         return _run(Session(options, found, out), unreadable)
+    except KeyboardInterrupt:
+        return 130
     except Missing:
         print(f"{MISSING}\n{OR_UNSAFE}", file=sys.stderr)
     except Unavailable as error:

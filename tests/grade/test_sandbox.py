@@ -271,6 +271,7 @@ def test_a_class_that_is_called_says_when_it_returned(monkeypatch):
 
 @pytest.mark.slow
 def test_unsafe_grades_too(lessons, tmp_path):
+    before = sorted(Path(bubblewrap.HOME).rglob("*"))
     found = Sandbox(["labs.manual_ddp"], isolated=False, seconds=60)
     try:
         right = grade(found, lessons, students.RIGHT[0], tmp_path / "a.ipynb")
@@ -279,6 +280,7 @@ def test_unsafe_grades_too(lessons, tmp_path):
     finally:
         found.close()
     assert (right.outcome, walks.outcome) == (PASSED, FLAGGED)
+    assert sorted(Path(bubblewrap.HOME).rglob("*")) == before
 
 
 # A formula, a class, an optimizer, sharding, a checkpoint, a trace.

@@ -174,6 +174,29 @@ def test_each_file_has_a_student(tmp_path):
     assert found == ["ada", "bob", "week1/eve", "week2/eve", "zoe"]
 
 
+@pytest.mark.parametrize(("name", "displayed"), [
+    ("ada", "ada"), ("\x1b[2J", "\\x1b[2J"), ("\\x1b", "\\\\x1b"), ("\udcff", "\\xff"),
+    ("\x85", "\\u0085"), ("a\nb", "a\\x0ab"), ("\u202e\ud800", "\\u202e\\ud800"),
+    ("\U000e0001", "\\U000e0001"), ("\u597d\u00fc \U0001f600", "\u597d\u00fc \U0001f600")])
+def test_a_name_is_shown_without_what_moves_a_cursor(name, displayed):
+    assert files.shown(name) == displayed
+
+
+def test_links_and_closed_folders_are_named_and_not_followed(tmp_path):
+    (tmp_path / "ada").mkdir()
+    (tmp_path / "ada" / "eve.ipynb").touch()
+    for link, target in (("ada/up", ".."), ("ada/notes", "eve.ipynb"), ("bob.ipynb", "bob.ipynb")):
+        (tmp_path / link).symlink_to(target)
+    found = files.files_of([tmp_path, tmp_path / "bob.ipynb"])
+    assert [student for student, _ in found] == ["bob", "eve", "up"]
+    for student, path in found:
+        if student == "eve":
+            assert files.read(path) == b""
+        else:
+            with pytest.raises(files.Unreadable, match="a link, which is not followed"):
+                files.read(path)
+
+
 def test_two_notebooks_of_a_student_that_share_their_digits(tmp_path):
     (tmp_path / "ada").mkdir()
     for name in ("07a_tensor_parallel", "07b_pipeline_parallel"):
