@@ -1,13 +1,15 @@
 """The command lines of bubblewrap, which makes the walls around submissions.
 
 There are two, one inside the other. The outer one is around the zygote: a small read-only tree, in
-which a user without rights sees what root may see (a Python below /root, say). The inner one is
+which a user without rights sees what root may see (a Python below /root, say), and a namespace of
+processes, so that with its first one all others end. The inner one is
 made for each submission's process: namespaces of its own for users, mounts, processes, network, IPC
 and host name, the same tree without our scripts, and nothing of a capability. An interpreter that
 has imported torch cannot be handed over by starting a program: a fork of the zygote joins the inner
 namespaces (namespaces.run_isolated) while a shell holds them open.
 """
 
+import json
 import os
 import shutil
 import sys
@@ -48,15 +50,17 @@ def hidden(shown: list[str]) -> str:
                  if f"{path}/".startswith(f"{own}/")), "")
 
 
-def around_zygote(shown: list[str]) -> tuple[list[str], list[int]]:
-    """(a command line to put before the zygote's, the descriptors that it reads: pass them on and
-    close them). shown: paths to see, read-only."""
-    command = [program(), *_tree(shown)]
-    # A proc that hides or locks anything would forbid the inner sandbox a proc of its own.
-    command += ["--bind", "/proc", "/proc", *_folders("/etc")]
+def around_zygote(shown: list[str], info: int) -> tuple[list[str], list[int]]:
+    """(a command line to put before the zygote's, the descriptors that it uses: pass them on and
+    close them). shown: paths to see, read-only. info: where it writes its first process's number.
+    """
+    command = [program(), "--unshare-pid", "--info-fd", str(info), *_tree(shown)]
+    # bwrap covers parts of a new proc. The kernel lets the inner sandbox mount one of its own only
+    # where it sees one that is not covered: the machine's, which submissions do not see.
+    command += ["--proc", "/proc", "--bind", "/proc", "/proc-of-the-machine", *_folders("/etc")]
     for path in ("/etc/ld.so.cache", "/etc/alternatives"):
         command += ["--ro-bind-try", path, path]
-    descriptors = []
+    descriptors = [info]
     for name, text in _FILES.items():
         reading, writing = os.pipe()
         os.write(writing, text.encode())
@@ -76,6 +80,16 @@ def around_submission(shown: list[str], info: int) -> list[str]:
             *_tree(shown), "--ro-bind", "/etc", "/etc", "--proc", "/proc",
             *(word for path in OWN_FOLDERS for word in _folders(path)), "--remount-ro", "/",
             "--chdir", "/", "--info-fd", str(info), "--", "/bin/sh", "-c", "echo ready; read end"]
+
+
+def first_process(info: int) -> int:
+    """A descriptor for the first process of new namespaces, of whose number bwrap has written on
+    the pipe `info`, which is closed. Raises OSError where it wrote nothing."""
+    with open(info, "rb") as file:
+        said = file.read()
+    if not said:
+        raise OSError("bwrap has made no namespaces")
+    return os.pidfd_open(json.loads(said)["child-pid"])
 
 
 def _tree(shown):

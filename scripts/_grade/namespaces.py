@@ -6,9 +6,9 @@ It works as root and, where the kernel allows user namespaces, as an ordinary us
 
 import contextlib
 import ctypes
-import json
 import os
 import resource
+import select
 import signal
 import struct
 import subprocess
@@ -50,15 +50,18 @@ def run_isolated(shown: list[str], limits: Limits, main: Callable[[], None],
     """Runs main() as an ordinary user in namespaces of its own, and returns when nothing of it is
     left. SIGTERM ends it earlier. shown: paths to see. passed_on: descriptors for main() alone."""
     info, told = os.pipe()
+    # A bwrap that is killed while it starts leaves a process behind: what comes now has to wait.
+    ended = []
+    signal.signal(signal.SIGTERM, lambda *_: ended.append(True))
     holder = subprocess.Popen(bubblewrap.around_submission(shown, told), pass_fds=[told],
                               stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE)  # a submission could write into our log
     os.close(told)
-    if holder.stdout.readline() != bubblewrap.READY:
-        raise RuntimeError(holder.stderr.read().decode(errors="replace").strip())
-    first = os.pidfd_open(json.loads(os.read(info, 4096))["child-pid"])
-    os.close(info)
+    _require_ready(holder)
+    first = bubblewrap.first_process(info)
     signal.signal(signal.SIGTERM, lambda *_: signal.pidfd_send_signal(first, signal.SIGKILL))
+    if ended:
+        signal.pidfd_send_signal(first, signal.SIGKILL)
     call("setns", first, _NEWUSER | _NEWNS | _NEWPID | _NEWNET | _NEWIPC | _NEWUTS | _NEWCGROUP)
     child = os.fork()
     if child == 0:
@@ -73,6 +76,20 @@ def run_isolated(shown: list[str], limits: Limits, main: Callable[[], None],
     # The end of the first process is the end of all in its namespace.
     signal.pidfd_send_signal(first, signal.SIGKILL)
     holder.wait()
+
+
+def _require_ready(holder):
+    """Returns when the namespaces are complete. Raises RuntimeError, with bwrap's words, where it
+    ends before; a process of its may then still have its pipes."""
+    ended = os.pidfd_open(holder.pid)
+    readable, _, _ = select.select([holder.stdout, ended], [], [])
+    os.close(ended)
+    if holder.stdout in readable and holder.stdout.readline() == bubblewrap.READY:
+        return
+    said = b"it says nothing"
+    if select.select([holder.stderr], [], [], 1)[0]:
+        said = os.read(holder.stderr.fileno(), 4000)
+    raise RuntimeError(f"bwrap has ended: {said.decode(errors='replace').strip()}")
 
 
 def or_exit(function: Callable[[], None]) -> None:

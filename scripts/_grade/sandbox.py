@@ -72,9 +72,10 @@ class Sandbox:
     def _start(self, theirs, packages):
         """Starts the zygote: behind walls of its own, and not as root."""
         around, files, user, environment = [], [], 0, _environment()
+        info, told = os.pipe()
         if self._isolated:
             scripts = str(ROOT / "scripts")
-            around, files = bubblewrap.around_zygote([*self._shown, scripts])
+            around, files = bubblewrap.around_zygote([*self._shown, scripts], told)
             user = 60_000 + os.getpid() % 5_000 if os.geteuid() == 0 else 0
         else:  # it, too, leaves nothing behind
             environment |= {"HOME": self._folder.name, "TMPDIR": self._folder.name}
@@ -83,17 +84,20 @@ class Sandbox:
              *packages], pass_fds=[theirs.fileno(), *files], stdin=subprocess.DEVNULL,
             stdout=self._log, stderr=self._log, cwd="/", start_new_session=True,
             env=environment | {"PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}"})
-        for each in files:
+        for each in {*files, told}:
             os.close(each)
+        try:
+            self._first = bubblewrap.first_process(info)
+        except OSError:  # not isolated, or not possible: then it says why
+            self._first = os.pidfd_open(self._process.pid)
 
     def close(self) -> None:
         """Ends the zygote, and with it all that still runs."""
         self._control.close()
-        try:
-            self._process.wait(5)  # it ends with its socket; bubblewrap follows it
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._first, signal.SIGKILL)
+        os.close(self._first)
+        self._process.wait()
         self._log.close()
         self._folder.cleanup()
 
@@ -111,6 +115,13 @@ class Sandbox:
                 raise RuntimeError(f"the zygote has ended: {self.log()[-2000:]}")
             found += piece
         return found.decode().strip()
+
+    def _started(self) -> int:
+        """The descriptor of the process that the zygote has just forked."""
+        said, descriptors, *_ = socket.recv_fds(self._control, 100, 1)
+        if not descriptors:
+            raise RuntimeError(f"the zygote has ended: {self.log()[-2000:]}")
+        return descriptors[0]
 
     def probe(self) -> None:
         """Raises Unavailable unless what is handed in can be isolated here."""
@@ -173,19 +184,24 @@ class Sandbox:
                 with self._lock:
                     socket.send_fds(self._control, [json.dumps(plan).encode()],
                                     [job_read, verdict_write, alarm_write])
-                    # it waits for its job before it does anything, so it cannot have ended yet
-                    process = os.pidfd_open(number := int(self._line()))
+                    process = self._started()
             finally:
                 for each in (job_read, verdict_write, alarm_write):
                     os.close(each)
             try:
-                group.take(number)
+                group.take(_number(process))  # it waits for its job before it does anything
                 threading.Thread(target=_write, args=(job_write, job), daemon=True).start()
                 return _listen(process, verdict, alarm, seconds, longest)
             finally:
-                _end(process, number)
+                _end(process)
                 for each in (verdict, alarm, process):
                     os.close(each)
+
+
+def _number(process) -> int:
+    """The number that the process of a descriptor has here; -1 where it has ended."""
+    lines = Path(f"/proc/self/fdinfo/{process}").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pid:"))
 
 
 def _closed(paths) -> str:
@@ -222,7 +238,7 @@ def _listen(process, verdict, alarm, seconds, longest) -> tuple[bytes, bytes, bo
     return bytes(heard[verdict]), bytes(heard[alarm]), True
 
 
-def _end(process, number):
+def _end(process):
     """Ends the tree, if it still runs, and waits until nothing is left of it."""
     for sent, patience in ((signal.SIGTERM, 10), (signal.SIGKILL, 10)):
         if select.select([process], [], [], 0)[0]:
@@ -231,7 +247,7 @@ def _end(process, number):
             signal.pidfd_send_signal(process, sent)
         if select.select([process], [], [], patience)[0]:
             return
-    raise RuntimeError(f"process {number} of a submission does not end")
+    raise RuntimeError("a submission's processes do not end")
 
 
 def _judged(said, alarms, in_time, secret, seconds) -> Graded:

@@ -5,8 +5,8 @@ its own. It never reads a submission: what a fork inherits from it is no secret.
 
 USER: the number to become, 0 to stay who it is. Without a package it imports nothing, and its forks
 look at what was handed in (look). Over the socket come the plans, as JSON with three descriptors
-each: job, verdict and alarm. The answer is the number of the process that ends when nothing is left
-of the submission's.
+each: job, verdict and alarm. The answer is a descriptor of the process that ends when nothing is
+left of the submission's: numbers of processes are others outside.
 """
 
 import contextlib
@@ -44,7 +44,9 @@ def main(descriptor: int, user: int, packages: list[str]) -> None:
                 _run(json.loads(message), *descriptors)
             for each in descriptors:
                 os.close(each)
-            control.sendall(f"{child}\n".encode())
+            process = os.pidfd_open(child)
+            socket.send_fds(control, [b"started\n"], [process])
+            os.close(process)
 
 
 def _import_all(packages):

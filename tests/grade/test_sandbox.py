@@ -169,7 +169,8 @@ WALLS = """
 import os, subprocess, sys
 from _grade import bubblewrap, namespaces
 code, folder, said = sys.argv[1:]
-around, files = bubblewrap.around_zygote(["/usr", folder, os.path.dirname(sys.path[1])])
+info, told = os.pipe()
+around, files = bubblewrap.around_zygote(["/usr", folder, sys.path[1]], told)
 if "inside" not in os.environ:
     os.environ["inside"] = ""
     command = [*around, sys.executable, "-c", code, code, folder, said]
