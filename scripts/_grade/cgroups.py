@@ -9,6 +9,15 @@ from pathlib import Path
 _ROOT = Path("/sys/fs/cgroup")
 
 
+def remove_left_behind() -> None:
+    """Removes the empty groups of graders that were killed: those run no more."""
+    for folder in {found.parent for found in _ROOT.glob("**/workbook-*/cgroup.procs")}:
+        number = folder.name.split("-")[1]
+        if number.isdigit() and not os.path.exists(f"/proc/{number}"):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
 class Group:
     """One control group, of version 1 or 2."""
 

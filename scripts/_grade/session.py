@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from _grade import feedback, files, static_look, table
+from _grade import cgroups, feedback, files, static_look, table
 from _grade.bubblewrap import MISSING, OWN_FOLDERS
 from _grade.files import Unreadable
 from _grade.lessons import Exercise, Lesson, read_lessons
@@ -108,6 +108,7 @@ def _read(options, given, lessons) -> tuple[list[Submission], list[tuple[str, st
         return [], []
     known = Known(lessons, static_look.notebooks_imports()).as_json()
     by_name = {lesson.name: lesson for lesson in lessons}
+    cgroups.remove_left_behind()
     looker = Sandbox([], not options.unsafe)
 
     def looked_at(student, path):

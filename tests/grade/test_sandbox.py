@@ -148,6 +148,8 @@ def test_nothing_outlives_a_grader_that_is_killed(tmp_path, isolated):
     _, alive = psutil.wait_procs(below, timeout=10)
     shutil.rmtree(temporary)
     assert below and not alive
+    cgroups.remove_left_behind()
+    assert [*Path("/sys/fs/cgroup").glob(f"**/workbook-{grader.pid}-*")] == []
 
 
 def running_of(grader: int) -> list[psutil.Process]:
