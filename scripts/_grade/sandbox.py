@@ -66,8 +66,12 @@ class Sandbox:
         self._start(theirs, packages)
         theirs.close()
         self._control.settimeout(READY)
-        if self._line() != "ready":
-            raise RuntimeError(f"the zygote did not start: {self.log()[-2000:]}")
+        try:
+            if self._line() != "ready":
+                raise RuntimeError(f"the zygote did not start: {self.log()[-2000:]}")
+        except BaseException:  # also an interrupt, because the imports take long
+            self.close()
+            raise
 
     def _start(self, theirs, packages):
         """Starts the zygote: behind walls of its own, and not as root."""
@@ -125,6 +129,7 @@ class Sandbox:
 
     def probe(self) -> None:
         """Raises Unavailable unless what is handed in can be isolated here."""
+        works = False
         if self._looks:
             try:
                 self.look(b"{}", {"lessons": [], "imports": []})

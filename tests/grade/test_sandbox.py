@@ -73,6 +73,18 @@ def test_a_process_that_ends_at_once_has_no_verdict(sandbox, lessons, tmp_path, 
 
 
 @needs_namespaces
+def test_an_interrupt_while_it_starts_leaves_nothing_behind(monkeypatch):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    before = psutil.Process().children()
+    monkeypatch.setattr(Sandbox, "_line", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        Sandbox([])
+    assert psutil.Process().children() == before
+
+
+@needs_namespaces
 def test_what_takes_too_long_to_look_through_ends(lessons, monkeypatch):
     known = look.Known(lessons, frozenset()).as_json()
     data = json.dumps(students.notebook(students.RIGHT[0])).encode()
