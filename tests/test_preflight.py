@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -185,6 +186,20 @@ def test_too_little_memory_stops(monkeypatch):
     monkeypatch.setattr(host, "memory_limit", lambda: (2_000_000_000, 1_900_000_000))
     found = host.memory()
     assert found.status == "STOP" and "raise the container's limit" in found.advice
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="grading needs Linux")
+def test_what_grading_needs_is_a_note_with_the_line_that_installs_it(monkeypatch):
+    monkeypatch.setattr(host.bubblewrap, "program", str)
+    assert host.grading().status == "note"
+    assert "apt-get install bubblewrap" in host.grading().advice
+    monkeypatch.setattr(host.bubblewrap, "program", lambda: "bwrap")
+    said = SimpleNamespace(returncode=1, stderr="bwrap: no permissions to create new namespace\n")
+    with monkeypatch.context() as patched:
+        patched.setattr(host.subprocess, "run", lambda *_, **__: said)
+        found = host.grading()
+    assert found.status == "note" and found.value.endswith("to create new namespace")
+    assert "kernel.apparmor_restrict_unprivileged_userns=0" in found.advice
 
 
 def test_sockets_that_others_can_reach():

@@ -32,6 +32,7 @@ ROWS = (
     Row("disk", "host.disk", 20),
     Row("limits", "host.limits", 20),
     Row("container", "host.container", 20),
+    Row("grading", "host.grading", 20),
     Row("ports", "network.ports", 20),
     Row("ranks", "ranks.all_reduce", 180),
     Row("notebooks", "notebooks.running", 60, advice=DRIVER),
@@ -39,7 +40,7 @@ ROWS = (
     Row("bandwidth", "ranks.bandwidth", 240, full=True),
     Row("open sockets", "network.listening", 120, full=True),
 )
-PROGRAM = [sys.executable, "-m", "_preflight.row"]
+PROGRAM = [sys.executable, "-P", "-m", "_preflight.row"]
 _WIDTH = max(len(row.name) for row in ROWS)
 
 
