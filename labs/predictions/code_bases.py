@@ -31,6 +31,8 @@ class Kept:
         much of those when their gradients are reduced.
     is_phased: whether the loss, the backward of a recomputed layer, the last reduction and the
         optimizer's step are told apart, and the largest counts: else all parts are added.
+    dispatched: copies of the residual stream, for each expert that a token uses, that a layer with
+        experts saves: the inputs in the order of the experts, and their outputs.
     fixed: bytes, whatever the job: workspaces, and what the allocator reserves beyond its tensors.
     """
 
@@ -48,6 +50,7 @@ class Kept:
     reduced: float = 0.0
     is_phased: bool = False
     held: float = 0.0
+    dispatched: float = 2.0
     fixed: float = 0.0
 
 

@@ -24,7 +24,7 @@ NAMES = {"matmul": "matrix products", "attention": "attention", "memory": "memor
          "all_reduce": "gradients all-reduced",
          "pipeline": "activations sent on", "bubble": "the pipeline's bubble",
          "host": "copies and AdamW on the host", "launch": "the host starting kernels",
-         "stall": "stalls of the pipeline"}
+         "stall": "stalls of the pipeline", "expert": "tokens sent to experts"}
 """Cause of seconds, as `StepTime` names it -> in words."""
 _CATEGORIES = {"gathered parameters": "buffers", "unsharded gradients": "gradients",
                "logits": "activations"}  # part of the closed form -> name in a `Memory`

@@ -158,6 +158,9 @@ def optimizer_seconds(run: TrainingRun) -> float:
     shards = run.optimizer_shards or run.shards
     own = run.trained * (
         run.stage_layers * run.layer_parameters + run.embedding_parameters) / shards
+    if run.expert:
+        own += run.trained * run.stage_layers * run.expert_weights / (
+            run.expert_optimizer_shards if run.optimizer_shards else run.expert_shards)
     if run.offload:
         return HOST_OPTIMIZER_BYTES * own / (run.host_bandwidth * MEMORY_SHARE)
     return OPTIMIZER_BYTES * own / memory_rate(run)
