@@ -56,10 +56,10 @@ def seconds_kind(job: Job, plan: Plan) -> str:
 
 
 def _experts(job, quantity) -> str:
-    """Of a code base that has no rows with experts, those of all that have, as if none of them were
-    known."""
-    kind = f"{job.code.name}, experts"
-    return kind if kind in _read()[quantity]["kinds"] else NEW_EXPERTS
+    """Of a code base of which no rows with experts were fitted, those of all others, each as if it
+    were not known."""
+    is_fitted = job.code.name in fitted_code_bases(quantity) and job.code.name != "nanotron"
+    return f"{job.code.name}, experts" if is_fitted else NEW_EXPERTS
 
 
 def _size(job, *limits) -> str:

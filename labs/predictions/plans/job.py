@@ -324,6 +324,7 @@ def training_run(job: Job, plan: Plan) -> TrainingRun:
         context_overlaps=False, zero_bubble=plan.schedule == "ZB-H1",
         reduce_rounds=plan.reduce_rounds(job), offload=plan.offload, trained=job.trained,
         stored=job.layer_parameters - is_sent(plan) * layer_experts(job) if shape.is_mixture else 0,
+        active_experts=shape.active_experts * shape.is_mixture,
         **_experts(job, plan) if is_sent(plan) else {},
         host_bandwidth=job.gpu.generation.host_bandwidth / job.gpus_per_node)
 
@@ -332,7 +333,7 @@ def _experts(job, plan) -> dict:
     """What the model of step time must know of experts that are not where tensor parallelism alone
     puts them."""
     return {"expert": plan.expert, "expert_tensor": expert_tensor(plan),
-            "active_experts": job.shape.active_experts, "expert_weights": rank_experts(job, plan),
+            "expert_weights": rank_experts(job, plan),
             "expert_copies": expert_copies(plan), "expert_shards": expert_shards(job, plan),
             "expert_optimizer_shards": expert_optimizer_shards(job, plan)}
 

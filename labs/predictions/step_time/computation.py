@@ -145,7 +145,7 @@ def launch_wait(run: TrainingRun, busy: float) -> float:
     own = run.overheads
     if not own.launch:
         return 0.0
-    started = own.launch * run.gpu.generation.host
+    started = (own.launch + own.experts * (run.active_experts > 0)) * run.gpu.generation.host
     if run.pipeline > 1:
         nodes = max(1.0, run.tensor / run.gpus_per_node)
         started += own.pipelined + (run.tensor > 1) * (

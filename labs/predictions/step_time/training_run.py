@@ -30,11 +30,11 @@ class TrainingRun:
     optimizer_shards: ranks that the optimizer state is cut over under ZeRO-1, where parameters are
     gathered after the step; else 0. overheads: of the code base.
     stored: weights of a layer, where experts make them more than a token uses; else 0.
-    expert: ranks over which a layer's experts are divided; expert_tensor: those that compute one
-    expert together; active_experts: of a token; expert_weights: of a layer, on one rank, which
-    expert_copies ranks have too, and which are sharded over expert_shards of them, and under ZeRO-1
-    their optimizer state over expert_optimizer_shards. All 0, and `stored` with the experts, where
-    these are where tensor parallelism alone puts them.
+    active_experts: of a token, 0 in a dense model. expert: ranks over which a layer's experts are
+    divided; expert_tensor: those that compute one expert together; expert_weights: of a layer, on
+    one rank; expert_copies: ranks with the same ones, expert_shards of which shard them, and
+    expert_optimizer_shards under ZeRO-1 their optimizer state. These are left out, and `stored` has
+    the experts, where they are where tensor parallelism alone puts them.
     trained: share of a layer's parameters that have a gradient; below 1 the rest are frozen.
     """
 
