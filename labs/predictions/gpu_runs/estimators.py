@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from labs.predictions.code_bases import Kept
 from labs.predictions.memory.parameters import active_count, block_size, norm_size
+from labs.predictions.plans.experts import expert_copies
 from labs.predictions.plans.job import Job, Plan, training_run
 from labs.predictions.plans.memory import rank_memory, stage_experts, stage_parameters
 from labs.predictions.step_time import step_time
@@ -50,11 +51,14 @@ def kernels_and_bytes(job: Job, plan: Plan, stage: int = 0) -> float:
 def states(job: Job, plan: Plan, stage: int) -> float:
     """Parameters, gradients and optimizer state of a rank, 18 bytes a parameter divided as ZeRO
     divides them, and nothing else."""
-    own = stage_parameters(job, plan, stage) + stage_experts(job, plan, stage)
-    shards = plan.data * plan.context
-    if plan.sharding == "FSDP":
-        return 18 * own / shards
-    return 6 * own + 12 * own / (shards if plan.sharding == "ZeRO-1" else 1)
+    found = 0.0
+    for own, shards in ((stage_parameters(job, plan, stage), plan.data * plan.context),
+                        (stage_experts(job, plan, stage), expert_copies(plan))):
+        if plan.sharding == "FSDP":
+            found += 18 * own / shards
+        else:
+            found += 6 * own + 12 * own / (shards if plan.sharding == "ZeRO-1" else 1)
+    return found
 
 
 def closed_form(job: Job, plan: Plan, stage: int) -> float:
@@ -71,8 +75,8 @@ def megatron_theoretical(job: Job, plan: Plan, stage: int) -> float | None:
 
     It counts activations as Korthikanti et al., 2022 (arXiv 2205.05198), table 2, does, where
     sequence parallelism is on and attention's scores are not kept; else 10 + 24 / TP bytes for each
-    element of the residual stream, and 5 % more. None for other stages, experts, FSDP, context parallelism,
-    full recomputation and schedules other than 1F1B, of which it has no term.
+    element of the residual stream, and 5 % more. None for experts, other stages, FSDP, context
+    parallelism, full recomputation and schedules other than 1F1B, of which there is no term here.
     Source: https://github.com/NVIDIA/Megatron-LM, megatron/training/theoretical_memory_usage.py
     @00caa53, `report_theoretical_memory`.
     """
@@ -120,4 +124,4 @@ ESTIMATORS = (
     Estimator("closed form", "memory", closed_form),
     Estimator("states alone", "memory", states),
     Estimator("Megatron-LM's formula", "memory", megatron_theoretical,
-              "a pipeline's later stages, FSDP, context parallelism, full recomputation"))
+              "a pipeline's later stages, experts, FSDP, context parallelism, full recomputation"))

@@ -74,7 +74,8 @@ def _job(row, config) -> tuple[Job, Plan]:
                 **_expert_sizes(config, shape),
                 stages=_stages(config, shape, sizes["pipeline"]))
     card = gpu(_CARDS.get(row["platform"], "H100"))
-    name = f"Megatron GPT{' with experts' * shape.is_mixture}, {shape.layers} layers of {shape.hidden}, on {card.name}"
+    kind = "Megatron GPT with experts" if shape.is_mixture else "Megatron GPT"
+    name = f"{kind}, {shape.layers} layers of {shape.hidden}, on {card.name}"
     return Job(name, shape, config.get("seq-length") or 0, batch, card, plan.gpus,
                flash=_is_fused(row, config), code=MEGATRON_CORE), plan
 

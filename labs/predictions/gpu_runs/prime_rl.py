@@ -1,8 +1,9 @@
 """Rows of prime-rl's benchmark: Qwen3 under FSDP2 with torch.compile, on 1 to 8 GPUs.
 
 Memory is what torch's allocator had reserved. Rows with activations moved to the host are refused.
-Those of Qwen3-30B-A3B have experts, of which every rank has all. Two rows of June 2026, on RTX A6000s, are of later code than the others, of
-January, and hold about 40 % less memory for the same job: the constants are those of January.
+Those of Qwen3-30B-A3B have experts, of which every rank computes with all. Two rows of June 2026,
+on RTX A6000s, are of later code than the others, of January, and hold about 40 % less memory for
+the same job: the constants are those of January.
 """
 
 from collections.abc import Iterator

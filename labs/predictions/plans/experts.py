@@ -1,4 +1,4 @@
-"""Expert parallelism: which rank has which experts, and what a layer keeps of the tokens sent to it.
+"""Expert parallelism: which rank has which experts, and what a layer saves of tokens sent to it.
 
 Expert-parallel ranks are taken out of the data-parallel and context-parallel ones, as Megatron-Core
 (core/parallel_state.py) and torchtitan (distributed/parallel_dims.py) do: for everything else they
@@ -45,7 +45,9 @@ def expert_copies(plan: "Plan") -> int:
 
 
 def expert_shards(job: "Job", plan: "Plan") -> int:
-    """Ranks that an expert's parameters are sharded over; 1 under DDP, ZeRO-1 and ZeRO-2."""
+    """Ranks that an expert's parameters are sharded over, in equal parts; 1 under DDP, ZeRO-1 and
+    ZeRO-2. FSDP2 shards along a tensor's first dimension: where one tensor has all experts, and
+    these are fewer than the ranks, a code base must name another dimension, as torchtitan does."""
     if not plan.is_fsdp:
         return 1
     return plan.shards(job) * plan.tensor // (plan.expert * expert_tensor(plan))
