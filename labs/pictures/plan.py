@@ -18,7 +18,7 @@ TOKENS = 4 * 2**20  # of a step
 DEFAULTS = dict(model="Llama-3-8B", gpus=64, gpu="H100", sharding="FSDP", tensor=1, pipeline=1,
                 micro_batch=1, sequence=4096, recompute="full", code="PyTorch, eager")
 _TAKEN = {"computing": ("matmul", "attention", "memory"),
-          "communication": ("tensor", "context", "sharding", "all_reduce", "pipeline"),
+          "communication": ("tensor", "context", "expert", "sharding", "all_reduce", "pipeline"),
           "host": ("launch", "host"), "waiting": ("bubble", "stall")}
 # that of palette.LOST is the optimizer state's, which stands beside it
 _WAITING = palette.PHASES["exposed"]
