@@ -37,7 +37,7 @@ UNUSED = {
 PATTERN = re.compile("|".join(rf"(?P<w{number}>\b(?:{pattern})\b)"
                               for number, pattern in enumerate(UNUSED)), re.IGNORECASE)
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "scripts").rglob("*.md"),
-                *(ROOT / "solutions").glob("*.md")])
+                *(ROOT / "solutions").rglob("*.md")])
 CODE = sorted([*(ROOT / "labs").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")])
 
 
