@@ -17,10 +17,10 @@ TESTS = f"tests/{PACKAGE}"
 @pytest.fixture
 def tree(tmp_path):
     """A copy of this tree."""
-    for folder in ("labs", "scripts", "tests", "solutions", "notebooks"):
+    for folder in ("labs", "scripts", "tests", "solutions", "notebooks", "book"):
         shutil.copytree(ROOT / folder, tmp_path / folder,
                         ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints"))
-    for file in ("pyproject.toml", "README.md", "GLOSSARY.md", "CONTRIBUTING.md"):
+    for file in ("pyproject.toml", "README.md", "GLOSSARY.md", "CONTRIBUTING.md", "SYLLABUS.md"):
         shutil.copy(ROOT / file, tmp_path / file)
     return tmp_path
 
