@@ -17,11 +17,12 @@ TESTS = f"tests/{PACKAGE}"
 @pytest.fixture
 def tree(tmp_path):
     """A copy of this tree."""
-    for folder in ("labs", "scripts", "tests", "solutions", "notebooks", "book"):
-        shutil.copytree(ROOT / folder, tmp_path / folder,
-                        ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints"))
-    for file in ("pyproject.toml", "README.md", "GLOSSARY.md", "CONTRIBUTING.md", "SYLLABUS.md"):
-        shutil.copy(ROOT / file, tmp_path / file)
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, check=True,
+                            capture_output=True, text=True).stdout.split("\n")
+    for name in filter(None, listed):
+        if (ROOT / name).is_file():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
 
 
