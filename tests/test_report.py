@@ -121,8 +121,8 @@ def test_the_page_begins_with_one_sentence(tmp_path, outcomes, words):
 
 def test_the_page_says_what_psi_is_where_a_number_has_it(tmp_path):
     said = "Ψ is the number of parameters of a model"
-    assert said in report.page(_run(2.0, unit="Ψ"), tmp_path)
-    assert said not in report.page(_run(2.0), tmp_path)
+    assert said in report.page(_run(2.0, unit="Ψ", predicted=2.0), tmp_path)
+    assert said not in report.page(_run(2.0, predicted=2.0), tmp_path)
 
 
 def test_the_page_has_titles(tmp_path):
@@ -148,7 +148,9 @@ def test_the_page_has_the_cost_of_a_class(tmp_path):
     (6.0, {"note": "noisy", "seconds": 1800, "dollars_per_hour": 4.0, "date": "a"}, ("noisy", 2.0)),
     (None, {"note": None, "seconds": 600, "dollars_per_hour": 6.0, "runs": [
         {"date": "a", "seconds": 1200, "dollars_per_hour": 3.0}]}, (None, 2.0)),
-    (None, {"seconds": 600, "notebooks": []}, (None, 0.0))])
+    (None, {"seconds": 600, "notebooks": []}, (None, 0.0)),
+    (3.0, {"seconds": 600, "dollars_per_hour": 3.0, "notebooks": [  # of an older version, resumed
+        {"seconds": 3600}]}, (None, 3.0))])
 def test_a_run_that_goes_on_keeps_the_note_and_counts_the_dollars_before(rate, earlier, expected):
     header = results.resumed({"note": None, "dollars_per_hour": rate}, earlier)
     assert (header["note"], results.dollars_of_runs(header["runs"])) == expected

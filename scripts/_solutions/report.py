@@ -22,8 +22,8 @@ def page(data: dict, out: Path, reference: dict | None = None) -> str:
     another run of the same kind of machine, if there is one."""
     title = f"Workbook solutions on {data['machine']['title']}"
     parts = [_verdict(data), _notebooks(data, out), _cost_of_a_class(data), _wrong(data),
-             _differences(data, reference), _units(data), predicted.section(data),
-             charts.sections(data, out), _preflight(data), _about(data)]
+             _differences(data, reference), predicted.section(data), charts.sections(data, out),
+             _preflight(data), _about(data)]
     lead = " · ".join(filter(None, [results.in_words(data), data["date"][:10],
                                     f"commit {data['commit']}", data.get("note")]))
     return document(title, lead, parts)
@@ -51,15 +51,6 @@ def _verdict(data) -> str:
                  "did not run to the end; scripts/solutions --resume goes on.")
         kind = "plain"
     return f"<p class='verdict'><span class='{kind}'>{text(words)}</span></p>"
-
-
-def _units(data) -> str:
-    """What the symbol in the numbers below means, where one of them has it."""
-    if not any("Ψ" in f"{key[2]} {metric['unit']}" for key, metric in
-               results.metrics(data).items()):
-        return ""
-    return ("<p>Ψ is the number of parameters of a model: \"2 Ψ\" elements are twice as many as it "
-            "has parameters.</p>")
 
 
 def _title(name: str, out: Path) -> str:

@@ -94,8 +94,9 @@ def resumed(header: dict, earlier: dict) -> dict:
 
 def runs(data: dict) -> list[dict]:
     """All runs into one folder, the last one at the end: date, seconds, dollars_per_hour."""
-    # A results.json of before there was "seconds" has those of the notebooks alone.
-    seconds = data.get("seconds", sum(one["seconds"] for one in data.get("notebooks", ())))
+    seconds = data.get("seconds", 0.0)
+    if "runs" not in data:  # written before the runs were kept: what was resumed is missing there
+        seconds = max(seconds, sum(one["seconds"] for one in data.get("notebooks", ())))
     return [*data.get("runs", ()), {"date": data.get("date"), "seconds": seconds,
                                     "dollars_per_hour": data.get("dollars_per_hour")}]
 
