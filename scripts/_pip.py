@@ -59,7 +59,7 @@ def pip(checkout, lock_fd, what, *arguments):
         return
     drop_half_installed(checkout)
     start = os.path.getsize(checkout.log) if os.path.exists(checkout.log) else 0
-    command = [checkout.python, "-m", "pip", "install", "--disable-pip-version-check"]
+    command = [checkout.python, "-P", "-m", "pip", "install", "--disable-pip-version-check"]
     if call(command + ["--log", checkout.log] + list(arguments), lock_fd, checkout.log):
         raise SetupError(explain(checkout, what, start))
 
@@ -77,7 +77,9 @@ def ensure_pip(checkout):
     """Return whether .venv has pip, and give it one if it has not (uv makes it without)."""
     for module in (["pip", "--version"], ["ensurepip"], ["pip", "--version"]):
         done = subprocess.run(
-            [checkout.python, "-m"] + module, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [checkout.python, "-P", "-m"] + module,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         if done.returncode == 0 and module[0] == "pip":
             return True

@@ -1,6 +1,7 @@
 """Find a Python that can run the workbook. Like _setup.py, readable by Python 3.6."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -104,8 +105,13 @@ def probe(python):
     if path is None:
         return None
     try:
+        # -c puts the working folder first on sys.path; -P, which does not, is new in Python 3.11
         done = subprocess.run(
-            [path, "-c", PROBE], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=120
+            [os.path.abspath(path), "-c", PROBE],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=120,
+            cwd="/",
         )
         return json.loads(done.stdout.decode())
     except (OSError, ValueError, subprocess.SubprocessError):

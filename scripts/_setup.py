@@ -140,7 +140,7 @@ def make_venv(checkout, base):
     check_disk(checkout.root, RENEW_GB if keeps_torch else None)
     with step(1, f"making .venv with Python {dotted(base['version'])}"):
         options = ["--clear"] + (["--system-site-packages"] if keeps_torch else [])
-        command = [base["path"], "-m", "venv"] + options + [checkout.venv]
+        command = [base["path"], "-P", "-m", "venv"] + options + [checkout.venv]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         if done.returncode:
             printed = done.stdout.decode(errors="replace").strip() or "nothing"

@@ -2,6 +2,20 @@
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 
+# Beside the notebooks that a script is started on may lie a stranger's json.py. `python -m` and
+# `python -c` import from the working folder: our scripts say -P. An empty or relative entry of
+# PYTHONPATH leads there too: only absolute ones are kept.
+absolute_entries() {
+  local entry kept="" entries=()
+  IFS=: read -r -a entries <<<"${PYTHONPATH:-}"
+  for entry in ${entries[@]+"${entries[@]}"}; do
+    case $entry in /*) kept="$kept${kept:+:}$entry" ;; esac
+  done
+  echo "$kept"
+}
+export PYTHONPATH
+PYTHONPATH=$(absolute_entries)
+
 # Any Python will do to start _setup.py, which looks for a fitting one itself.
 any_python() {
   local candidate recent="import sys; sys.exit(sys.version_info < (3, 6))"

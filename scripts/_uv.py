@@ -110,7 +110,7 @@ def install(checkout, lock_fd, call, arguments):
     # again: 9.8 s to import them in place of 4.4.
     environment = dict(os.environ, UV_SYSTEM_CERTS="1", UV_NO_CONFIG="1", UV_COMPILE_BYTECODE="1",
                        **environment)
-    command = [checkout.python, "-m", "uv", "pip", "install", "--python", checkout.python]
+    command = [checkout.python, "-P", "-m", "uv", "pip", "install", "--python", checkout.python]
     open(unfinished(checkout), "w").close()
     if call(command + options + list(arguments), lock_fd, checkout.log, environment):
         return False
@@ -126,7 +126,7 @@ def unfinished(checkout):
 def settings_of(checkout):
     """Return what `settings` says of the pip in .venv, None where it cannot be asked."""
     try:
-        listed = subprocess.check_output([checkout.python, "-m", "pip", "config", "list"],
+        listed = subprocess.check_output([checkout.python, "-P", "-m", "pip", "config", "list"],
                                          stderr=subprocess.DEVNULL)
     except (OSError, subprocess.SubprocessError):
         return None
@@ -139,11 +139,11 @@ def has_uv(checkout, lock_fd, call):
     if not wanted:
         return False
     try:
-        said = subprocess.check_output([checkout.python, "-m", "uv", "--version"],
+        said = subprocess.check_output([checkout.python, "-P", "-m", "uv", "--version"],
                                        stderr=subprocess.DEVNULL).decode(errors="replace")
     except (OSError, subprocess.SubprocessError):
         said = ""
     if said.split()[1:2] == [wanted[len("uv=="):]]:
         return True
-    command = [checkout.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    return call(command + [wanted], lock_fd, checkout.log, None) == 0
+    command = [checkout.python, "-P", "-m", "pip", "install", "--disable-pip-version-check"]
+    return call(command + ["--quiet", wanted], lock_fd, checkout.log, None) == 0

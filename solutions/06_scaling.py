@@ -988,10 +988,10 @@ lab.show_cards()
 # attention kernel.
 
 # %% [markdown]
-# A step's seconds have three parts. For each micro-batch the GPU runs the kernels of every layer, then the
-# head and the loss. Once in a step, gradients are reduced and the optimizer runs. Meanwhile the *host*
-# starts the kernels, one after the other: Python calls torch, torch calls CUDA, and the kernel waits in a
-# queue until the GPU is free.
+# What is a step made of? For each micro-batch the GPU runs the kernels of every layer, then those of the
+# head, the output layer with its loss. Once in a step, gradients are reduced and the optimizer runs. The
+# *host*, a CPU core, starts each kernel: Python calls torch, and torch calls CUDA. Where it is slower than
+# the GPU, the GPU waits.
 
 # %%
 step, seconds = lab.measured_step("1B", tensor=8, micro_batch=16)
@@ -1002,10 +1002,10 @@ print(f"measured: {seconds:.2f} s")
 # | Attribute | Value |
 # |:--|:--|
 # | `step.layers`, `step.micro_batches` | their numbers; micro-batches of a step on each GPU |
-# | `step.kernels` | the GPU's seconds for one layer of one micro-batch, forward and backward |
+# | `step.kernels` | the GPU's seconds for one layer of one micro-batch, forward and backward, with the collectives of tensor parallelism |
 # | `step.launch` | the host's seconds to start these kernels |
 # | `step.head` | the GPU's seconds for head and loss of one micro-batch |
-# | `step.once` | seconds of what a step does once |
+# | `step.once` | seconds of what a step does once: reduced gradients, optimizer |
 
 # %% [markdown]
 # All 16 GPUs train one model of 1B parameters on 256 sequences a step, tensor parallel within a node: 8
@@ -1027,9 +1027,9 @@ labs.guess("6.16", "seconds of a step with one sequence in a micro-batch", my_gu
 # *Difficulty 2 of 5 · 10 minutes · target: four parts, exactly; median error of their sum at most 5 % on 57
 # runs*
 #
-# In each layer the GPU waits for the host, or never does. Head, loss and optimizer are few and large kernels:
-# there the host is never late. Return a dictionary with "kernels", "waiting for the host", "head" and
-# "once", in seconds of a step.
+# Count layer by layer, as if the host could not be ahead: in each layer the GPU waits for as long as launch
+# exceeds kernels. For head and optimizer, few and large kernels, it never waits. Return a dictionary with
+# "kernels", "waiting for the host", "head" and "once", in seconds of a step.
 
 # %%
 # Exercise 6.16: the seconds of a step, by part
@@ -1064,12 +1064,14 @@ lab.show_launch_floor()
 # %% [markdown]
 # **Notice:** a layer takes at least 4.4 ms here, forward and backward, however little there is to compute. In
 # that time the host starts its kernels. Such a job is **launch-bound**. More tensor-parallel ranks do not
-# make it faster; larger micro-batches, fewer and larger kernels, or CUDA graphs do.
+# make it faster; larger micro-batches, fewer and larger kernels (`torch.compile`), or CUDA graphs, which
+# start many kernels with one call, do.
 
 # %% [markdown]
 # A host that starts a layer in 4.4 ms, and kernels that reach a certain fraction of the peak: these constants
-# were fitted to runs of this code base. Yours has others. So here are the same steps, predicted with
-# constants of *other* code bases, and with a launch that nobody knows:
+# were fitted to runs of nanotron, the library that ran them. Yours has others. So here are steps predicted
+# with constants of *other* libraries, Megatron-LM, llm-foundry and torchtitan, and with a launch of 0,
+# because nobody knows it:
 
 # %%
 large, large_seconds = lab.measured_step("1B", tensor=4, micro_batch=16, gpus=8, calibrated=False)
@@ -1122,14 +1124,14 @@ lab.check_calibrate(calibrate, correct)
 lab.show_calibrated(calibrate)
 
 # %% [markdown]
-# **Notice:** two steps of a few seconds correct the predictions of 1B, of a model eight times as large that
-# was not measured, and, in part, of jobs on more GPUs. What is left there is the network, which two steps on
-# one node say nothing of.
+# **Notice:** two steps, of 4 and of 19 seconds, correct the predictions of 1B, of a model eight times as large
+# that was not measured, and, in part, of jobs on more GPUs. For 8B, whose kernels are larger, the factor adds
+# nothing. What is left on more GPUs is the network, which two steps on one node say nothing of.
 
 # %% [markdown]
 # Now choose. For 8B parameters on 16 H100s, 25 plans were tried: 1, 2, 4 or 8 tensor-parallel ranks, DDP or
 # ZeRO-1 over the others, 1 to 16 sequences in a micro-batch. Each plan has a predicted `memory`, and
-# `memory_high`: 80 % of measured ranks lay in the interval around the prediction, and this is its upper end.
+# `memory_high`, the upper end of the interval that held 80 % of measured ranks.
 
 # %%
 plans = lab.candidates()
@@ -1177,8 +1179,8 @@ lab.check_fastest(fastest)
 lab.show_fastest(fastest)
 
 # %% [markdown]
-# **Notice:** one plan is predicted to fit and to be faster than yours: TP 2 with micro-batches of 2. It ran out
-# of memory. A prediction without its interval would have chosen it.
+# **Notice:** TP 2 with micro-batches of 2 is predicted to be faster than your plan, and at 79 of 82 GB it would
+# fit. Only the interval, up to 90 GB, warns of it. It ran out of memory.
 
 # %% [markdown]
 # With a pipeline (notebook 07b) there is one more thing that no data sheet says:
@@ -1187,14 +1189,14 @@ lab.show_fastest(fastest)
 lab.show_stalls()
 
 # %% [markdown]
-# **Notice:** a pipeline is healthy, or it loses the same time with every micro-batch. A stage with two
-# neighbours loses twice what one with a single neighbour loses, whatever it sends to them. No setting tells
-# which run it is. On 64 nodes nine of ten stall. So look at the *distribution* of a job's step times before
-# you trust a single one.
+# **Notice:** a pipeline runs as predicted, or it loses the same time with every micro-batch. Of 2 stages each
+# has one neighbour; of 4, those in the middle have two, and lose twice as much, whatever they send. No
+# setting says which run it is: under the picture DDP stalls, in other pairs ZeRO-1 does. On 64 nodes nine of
+# ten stall. So look at the *distribution* of step times before you trust a single one.
 
 # %% [markdown]
-# The same functions stand behind `labs.plan` and, in a terminal, `scripts/plan`. With all public runs they
-# are judged like this:
+# The same functions stand behind `labs.plan` and, in a terminal, `scripts/plan`. This is how they do on every
+# public run whose settings are known:
 
 # %%
 lab.show_gpu_runs()
@@ -1203,7 +1205,7 @@ lab.show_gpu_runs()
 # Try a job. Which plan of 64 H100s is the fastest for Llama-3-8B, and when does GPT-2 stop being
 # launch-bound? The whiskers hold 80 % of the measured runs of the same kind. In a terminal,
 # `scripts/plan Llama-3-8B --gpus 64xH100` proposes the three fastest, and `--calibrate` corrects them by one
-# step that you measured.
+# step that you measured: of launch, if the step is launch-bound, else of kernels.
 
 # %%
 labs.plan()

@@ -430,9 +430,9 @@ def test_pip_goes_on_where_uv_fails(checkout, monkeypatch, fails):
     commands, environments = [], {}
 
     def call(command, lock_fd, log, environment=None):
-        commands.append(command[2])
-        environments[command[2]] = environment
-        return int(fails and command[2] == "uv")
+        commands.append(command[3])
+        environments[command[3]] = environment
+        return int(fails and command[3] == "uv")
 
     monkeypatch.setattr(uv, "settings_of", lambda root: ([], {}))
     monkeypatch.setattr(installer, "call", call)
@@ -448,7 +448,7 @@ def test_pip_goes_on_where_uv_fails(checkout, monkeypatch, fails):
 def test_without_uv_pip_installs(checkout, monkeypatch):
     commands = []
     monkeypatch.setenv("WORKBOOK_UV", "0")
-    monkeypatch.setattr(installer, "call", lambda command, *_: commands.append(command[2]))
+    monkeypatch.setattr(installer, "call", lambda command, *_: commands.append(command[3]))
     installer.pip(checkouts.Checkout(str(checkout)), 0, "a package", "a==1")
     assert commands == ["pip"]
 

@@ -174,16 +174,27 @@ def test_a_configuration_can_be_a_file_or_its_folder(tmp_path):
     assert (shape.layers, shape.hidden, shape.kv_heads) == (3, 256, 2)
 
 
-def test_a_mixture_is_answered_with_all_experts_on_every_rank(monkeypatch, capsys, tmp_path):
+def test_a_mixture_is_answered_with_its_experts_divided_or_not(monkeypatch, capsys, tmp_path):
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"model_type": "olmoe"}))
     arguments = (str(config), "--gpus", "64xH100")
     code, out, _ = ask(monkeypatch, capsys, *arguments)
     assert code == 0
-    assert "all 64 experts of a layer, of which a token uses 8" in " ".join(out.split())
-    code, out, err = ask(monkeypatch, capsys, *arguments, "--ep", "8")
+    assert "a layer has 64 experts, of which a token uses 8" in " ".join(out.split())
+    code, out, _ = ask(monkeypatch, capsys, *arguments, "--ep", "8")
+    assert code == 0 and out.count(", EP 8, ") == 3 and "code base not fitted, experts" in out
+    code, out, _ = ask(monkeypatch, capsys, *arguments, "--ep", "1")
+    assert code == 0 and " EP " not in out.replace("without EP", "")
+    whole = (*arguments, "--ep", "16", "--sharding", "FSDP", "--micro-batch", "1", "--recompute",
+             "none", "--dp", "64")
+    code, out, _ = ask(monkeypatch, capsys, *whole)
+    assert code == 0 and "\nDP 64, EP 16, FSDP, micro-batch 1" in out
+    assert "tokens sent to experts" in " ".join(out.split())
+    code, out, _ = ask(monkeypatch, capsys, *whole, "--json")
+    assert json.loads(out)["answers"][0]["plan"]["expert"] == 16
+    code, out, err = ask(monkeypatch, capsys, *arguments, "--ep", "3")
     assert code == 1 and not out and err.count("\n") == 1
-    assert "--ep 8: neither memory nor seconds of expert parallelism are predicted yet" in err
+    assert "--ep 3: 64 experts cannot be divided by it" in err
 
 
 @pytest.mark.parametrize("content, says", [

@@ -18,7 +18,7 @@ TOKENS = 4 * 2**20  # of a step
 DEFAULTS = dict(model="Llama-3-8B", gpus=64, gpu="H100", sharding="FSDP", tensor=1, pipeline=1,
                 micro_batch=1, sequence=4096, recompute="full", code="PyTorch, eager")
 _TAKEN = {"computing": ("matmul", "attention", "memory"),
-          "communication": ("tensor", "context", "sharding", "all_reduce", "pipeline"),
+          "communication": ("tensor", "context", "expert", "sharding", "all_reduce", "pipeline"),
           "host": ("launch", "host"), "waiting": ("bubble", "stall")}
 # that of palette.LOST is the optimizer state's, which stands beside it
 _WAITING = palette.PHASES["exposed"]
@@ -91,7 +91,8 @@ def draw_plan(*, model, gpus, gpu, sharding, tensor, pipeline, micro_batch, sequ
     """The picture of one plan; of one that cannot be run the reason."""
     job, asked = _asked(model, gpus, gpu, sharding, tensor, pipeline, micro_batch, sequence,
                         recompute, code)
-    return _drawn(job, {f"{gpus:,} × {gpu}": asked}, f"{job.batch:,} sequences a step")
+    return _drawn(job, {f"{model}\n{gpus:,} × {gpu}": asked},
+                  f"{job.batch:,} sequences a step")
 
 
 def _drawn(job, plans, job_named) -> Picture:
@@ -158,6 +159,7 @@ def lesson(answer: Answer) -> str:
 
 
 def _note(answer, room) -> str:
-    kinds = (answer.memory_factors.kind, answer.seconds_factors.kind)
+    memory, seconds = answer.memory_factors.kind, answer.seconds_factors.kind
+    kinds = memory if memory == seconds else f"memory: {memory}; seconds: {seconds}"
     return (f"The dashed line: {room:.3g} GB that CUDA and NCCL leave free. 80 % of measured runs "
-            f"of this kind lie within the whiskers ({'; '.join(dict.fromkeys(kinds))}).")
+            f"of this kind lie within the whiskers ({kinds}).")

@@ -88,6 +88,9 @@ FACTOR_MISTAKES = [
         case.small.micro_batches * (case.small.layers * case.small.kernels + case.small.head)),
         "it is from `small`, in which the host is slower", "Only `large` says how fast the GPU "
         "is."),
+    Mistake("head_once", _of_large(lambda step, seconds: (seconds - step.once) / (
+        step.micro_batches * step.layers * step.kernels + step.head)),
+        "the head is counted for one micro-batch", _GPU),
     Mistake("not_corrected", lambda case: 1.0, "the kernels are not corrected", _GPU)]
 
 _HOST = "In `small` the layers wait for the host: launch is what is left for each layer."
@@ -103,6 +106,13 @@ LAUNCH_MISTAKES = [
             "it is of all micro-batches", _HOST),
     Mistake("one_layer", lambda case: _launch(case) * case.small.layers,
             "it is of all layers of a micro-batch", _HOST),
+    Mistake("one_layer", lambda case: _launch(case) * case.small.layers * case.small.micro_batches,
+            "it is of all layers of all micro-batches", _HOST),
+    Mistake("difference", lambda case: (
+        case.small_seconds - right_seconds(replace(case.small, launch=0.0))) / (
+            case.small.micro_batches * case.small.layers),
+        "it is what was measured beyond the prediction", "That is the waiting alone: launch is "
+        "kernels and waiting together."),
     Mistake("kernels_subtracted",
             lambda case: _launch(case) - _factor(case) * case.small.kernels,
             "the kernels are taken off", "The host starts kernels while the GPU runs others: the "
@@ -152,6 +162,7 @@ def _judge_corrected(correct):
     for case in made_up():
         factor, launch = right(case)
         for step in (case.large, case.small):
+            step = replace(step, launch=0.7 * launch)  # of the machine that was predicted
             kept = UnchangedInputs("correct", step=vars(step))
             got, want = correct(step, factor, launch), corrected(step, factor, launch)
             kept.judge()
@@ -162,12 +173,23 @@ def _judge_corrected(correct):
             for name, value in vars(want).items():
                 if name == "name":
                     continue
-                judge_number(vars(got)[name], value, [
-                    Cause("not_corrected", vars(step)[name], "it is the predicted one"),
-                    Cause("inverted", vars(step)[name] / factor, "it is divided by the factor"),
-                    Cause("launch_scaled", launch * factor, "launch is multiplied by the factor")]
-                    if name in _SCALED else [], f"{case.name}: {name} of the corrected step",
-                    hint=f"It is {_SCALED.get(name, 'not corrected: it stays as it is')}.")
+                judge_number(vars(got)[name], value, _corrections(step, name, factor, launch),
+                             f"{case.name}: {name} of the corrected step", hint="It is "
+                             f"{_SCALED.get(name, 'not corrected: it stays as it is')}.")
+
+
+def _corrections(step, name, factor, launch) -> list[Cause]:
+    """What may be wrong with a field of a corrected step."""
+    before = vars(step)[name]
+    if name not in _SCALED:
+        return []
+    found = [Cause("not_corrected", before, "it is the predicted one")]
+    if name == "launch":
+        return [*found, Cause("launch_scaled", launch * factor, "it is multiplied by the factor"),
+                Cause("launch_scaled", before * factor,
+                      "it is the predicted one times the factor"),
+                Cause("launch_added", launch + before, "it is added to the predicted one")]
+    return [*found, Cause("inverted", before / factor, "it is divided by the factor")]
 
 
 def made_up() -> list[Case]:
@@ -222,14 +244,12 @@ def show_calibrated(calibrate: Callable) -> Table:
     groups = {"1B, up to 16 GPUs": [run for run in others() if "1B" in run.job.name],
               "8B, up to 16 GPUs": [run for run in others() if "8B" in run.job.name],
               "both, 32 to 256 GPUs": [run for run in others(256) if run.gpus > 16]}
-    chosen = {"neither": (1.0, 0.0), "launch alone": (1.0, launch), "both": (factor, launch)}
-    rows = [(name, len(found), *(f"{_median_error(found, *pair):.1f}" for pair in chosen.values()),
-             *(f"{sorted(map(abs, _errors(found, *pair)))[int(0.9 * len(found))]:.0f}"
-               for pair in (chosen["neither"], chosen["both"])))
-            for name, found in groups.items()]
-    return Table("Errors of predicted seconds, in percent",
-                 ("runs", "number", *(f"{name} corrected" for name in chosen),
-                  "nine of ten below, neither", "nine of ten below, both"), rows, left=1,
-                 note=f"Corrected by two steps of 1B on 8 H100s: the GPU's seconds times "
-                      f"{factor:.2f}, and {1e3 * launch:.2f} ms to start a layer. "
-                      "The first three numbers of a row are medians.")
+    chosen = {"nothing": (1.0, 0.0), "launch": (1.0, launch), "both": (factor, launch)}
+    rows = [(name, len(found), *(
+        f"{_median_error(found, *pair):.1f} / "
+        f"{sorted(map(abs, _errors(found, *pair)))[int(0.9 * len(found))]:.0f}"
+        for pair in chosen.values())) for name, found in groups.items()]
+    return Table("Error of predicted seconds in percent: median / 90 % of the runs below",
+                 ("corrected:", "runs", *chosen), rows, left=1,
+                 note=f"By two steps of 1B on 8 H100s: the GPU's seconds times {factor:.2f}, and "
+                      f"{1e3 * launch:.2f} ms to start a layer.")

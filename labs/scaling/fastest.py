@@ -1,6 +1,6 @@
 """Exercise 6.18: the fastest of the plans that were tried, chosen before any of them runs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from matplotlib.lines import Line2D
@@ -13,6 +13,16 @@ from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.predictions.gpu_runs.run import GpuRun
+from labs.scaling.fastest_rules import (
+    LEAST_HINT,
+    LIMIT_HINT,
+    MEMORY_HINT,
+    NEAR,
+    RULES,
+    SECONDS_HINT,
+    Rule,
+    right,
+)
 from labs.scaling.gpu_steps import (
     Candidate,
     GpuStep,
@@ -24,21 +34,8 @@ from labs.scaling.gpu_steps import (
 from labs.training.memory_categories import GB
 from labs.words import counted
 
+_TICKS = (0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50)
 PUBLIC = (("8B", 16), ("8B", 32), ("8B", 8), ("1B", 16), ("1B", 32))
-
-
-NEAR = 1.05  # of seconds: what the model of 6.16 cannot tell apart
-
-
-def right(plans: Sequence[Candidate]) -> Candidate | None:
-    """Of those whose memory fits with its interval, and that are within 5 % of the fastest of
-    them, the one with the least memory."""
-    fitting = [plan for plan in plans if plan.memory_high <= plan.free]
-    if not fitting:
-        return None
-    shortest = min(right_seconds(plan.step) for plan in fitting)
-    near = [plan for plan in fitting if right_seconds(plan.step) <= NEAR * shortest]
-    return min(near, key=lambda plan: plan.memory_high)
 
 
 @check("6.18")
@@ -48,55 +45,67 @@ def check_fastest(fastest: Callable):
     require_signature(fastest, ("plans",))
     cases = {**made_up(), **{f"{model} on {gpus} H100s": candidates(model, gpus)
                              for model, gpus in PUBLIC}}
-    for name, plans in cases.items():
-        kept = UnchangedInputs("fastest", plans=[vars(plan.step) for plan in plans])
-        given = list(plans)
-        got = fastest(given)
-        kept.judge()
-        if given != plans:
-            raise Wrong("fastest changed the list that it was given",
-                        "Make a list of your own: sorted(plans) in place of plans.sort().",
-                        code="changes_input")
-        _judge(name, plans, got)
-    speeds = {asked: _speed(*asked) for asked in PUBLIC}
+    chosen = {name: _asked(name, fastest, plans) for name, plans in cases.items()}
+    for name, got in chosen.items():
+        _judge(name, cases[name], got, lambda: _rule(cases, chosen))
+    speeds = [_speed(*asked) for asked in PUBLIC]
     return (f"right for {len(cases)} lists of plans; beside what was measured, the plans that you "
-            f"choose reach {100 * min(speeds.values()):.0f} to {100 * max(speeds.values()):.0f} % "
-            "of the fastest one's speed, and all of them ran")
+            f"choose reach {100 * min(speeds):.0f} to {100 * max(speeds):.0f} % of the fastest "
+            "one's speed, and all of them ran")
 
 
-def _judge(name, plans, got):
-    want = right(plans)
+def _asked(name, fastest, plans) -> Candidate | None:
+    """The student's choice; raises Wrong if it is none of the plans."""
+    kept = UnchangedInputs("fastest", plans=[vars(plan.step) for plan in plans])
+    given = list(plans)
+    got = fastest(given)
+    kept.judge()
+    if given != plans:
+        raise Wrong("fastest changed the list that it was given",
+                    "Make a list of your own: sorted(plans) in place of plans.sort().",
+                    code="changes_input")
     if got is not None and got not in plans:
         raise Wrong(f"{name}: fastest returned {kind_of(got)}, none of the plans",
                     "Return one of the plans, or None where none fits.", code="no_plan")
-    if want is None:
-        if got is not None:
-            raise Wrong(f"{name}: no plan surely fits, and you chose {_memory(got)}",
-                        "Return None where the upper end of every interval is above `free`.",
-                        code="does_not_fit")
+    return got
+
+
+def _rule(cases, chosen) -> Rule | None:
+    """The known rule that leads to every one of the choices."""
+    return next((rule for rule in RULES if all(
+        rule.choose(plans) == chosen[name] for name, plans in cases.items())), None)
+
+
+def _judge(name, plans, got, rule: Callable[[], Rule | None]):
+    want = right(plans)
+    if got == want:
         return
     if got is None:
-        raise Wrong(f"{name}: you chose none, but {want.name} fits: {_memory(want)}",
-                    "A plan fits if memory_high is at most free.", code="nothing_returned")
-    if got.memory_high > got.free:
-        if got.memory <= got.free:
-            raise Wrong(f"{name}: {_memory(got)} may not fit{_ended(name, got)}",
-                        "A prediction has an interval. Compare its upper end, memory_high, with "
-                        "free.", code="may_not_fit")
-        raise Wrong(f"{name}: {_memory(got)} does not fit{_ended(name, got)}",
-                    "First drop the plans whose memory_high is above free.", code="does_not_fit")
-    shortest = min(right_seconds(plan.step) for plan in plans if plan.memory_high <= plan.free)
-    if right_seconds(got.step) > NEAR * shortest:
-        raise Wrong(f"{name}: {got.name} fits, but {want.name} fits too and is faster, "
-                    f"{right_seconds(want.step):.3g} s a step in place of "
-                    f"{right_seconds(got.step):.3g}",
-                    "The seconds of a plan are sum(step_parts(plan.step).values()), of exercise "
-                    "6.16.", code="slower_choice")
-    if got != want and got.memory_high > want.memory_high:
-        raise Wrong(f"{name}: {want.name} is as fast as {got.name}, to 5 %, and takes less memory: "
-                    f"{want.memory_high / GB:.1f} in place of {got.memory_high / GB:.1f} GB",
-                    "Of the plans that fit and take at most 1.05 times the shortest step, choose "
-                    "the one with the least memory_high.", code="more_memory")
+        said, code = f"you chose none, but {_memory(want)} fits", "nothing_returned"
+        hint = "A plan fits if memory_high is at most free. Where any fits, one is returned."
+    elif got.memory_high > got.free:
+        may = "may not fit" if got.memory <= got.free else "does not fit"
+        said, code, hint = f"{_memory(got)} {may}{_ended(name, got)}", "does_not_fit", MEMORY_HINT
+        if want is None:
+            hint = "Return None where the upper end of every interval is above `free`."
+    else:
+        took, best = right_seconds(got.step), right_seconds(want.step)
+        shortest = min(right_seconds(plan.step) for plan in plans
+                       if plan.memory_high <= plan.free)
+        if took > NEAR * shortest:
+            said, code = (f"{got.name} takes {took / shortest:.3f} times the shortest step of "
+                          f"those that fit, {want.name} {best / shortest:.3f} times"
+                          ), "slower_choice"
+            hint = f"{SECONDS_HINT} {LIMIT_HINT}"
+        else:
+            said, code = (f"{want.name} is as fast as {got.name}, to 5 %, and takes less memory: "
+                          f"up to {want.memory_high / GB:.1f} in place of "
+                          f"{got.memory_high / GB:.1f} GB"), "more_memory"
+            hint = f"{LIMIT_HINT} {LEAST_HINT}"
+    found = rule()
+    if found:
+        raise Wrong(f"{name}: {said}: {found.sentence}", found.hint, code=found.code)
+    raise Wrong(f"{name}: {said}", hint, code=code)
 
 
 def _memory(plan) -> str:
@@ -112,31 +121,50 @@ def _ended(name, plan) -> str:
 
 
 def made_up() -> dict[str, list[Candidate]]:
-    """Name -> plans that differ in one thing; then drawn ones, of which some may not fit."""
+    """Name -> plans that differ in one thing; then drawn ones. Each rule of RULES chooses otherwise
+    in one of them at least."""
     rng = new_generator()
-    step = GpuStep("step", 8, 4, 2e-3, 1e-3, 1e-3, 0.0)
+    step = GpuStep("step", 8, 4, 2e-3, 1e-3, 1e-3, 0.01)
     plan = Candidate("middle", step, 40 * GB, 44 * GB, 80 * GB)
-    slow = replace(plan, name="launch-bound, few kernels",
-                   step=replace(step, kernels=1e-3, launch=4e-3))
-    few = replace(plan, name="few micro-batches, long kernels",
-                  step=replace(step, kernels=3e-2, micro_batches=1))
-    large = replace(plan, name="fast, and may not fit", step=replace(step, kernels=1e-3),
-                    memory=76 * GB, memory_high=83 * GB)
-    huge = replace(large, name="fast and too large", memory=90 * GB, memory_high=99 * GB)
-    least = replace(slow, name="least memory", memory=10 * GB, memory_high=11 * GB)
-    alike = replace(plan, name="3 % slower, less memory", memory=30 * GB, memory_high=33 * GB,
-                    step=replace(step, kernels=1.03 * step.kernels))
-    slower = replace(alike, name="7 % slower, less memory", memory=20 * GB, memory_high=22 * GB,
-                     step=replace(step, kernels=1.08 * step.kernels))
-    just = replace(large, name="fits to the last byte", memory_high=80 * GB)
-    found = {"two plans, one launch-bound": [slow, plan], "micro-batches that differ": [few, plan],
-             "one that may not fit": [large, plan, slow], "one too large": [huge, slow, least],
-             "one that just fits": [plan, just, least], "none that fits": [large, huge],
-             "no plan": [], "one plan": [slow],
-             "one as fast with less memory": [plan, alike, slower],
-             "one as fast as what does not fit": [huge, plan, alike, slower],
-             "GPUs with 141 GB": [replace(each, free=141 * GB) for each in (huge, plan, slow)],
-             "GPUs with 40 GB": [replace(each, free=40 * GB) for each in (plan, large, least)]}
+
+    def other(name, memory=40, high=0.0, free=80, of=plan, **parts):
+        return replace(of, name=name, memory=memory * GB, memory_high=(high or 1.1 * memory) * GB,
+                       free=free * GB, step=replace(of.step, **parts))
+
+    def slower(factor, name, memory, high=0.0, of=plan):
+        return other(name, memory, high, of=of, once=of.step.once
+                     + (factor - 1) * right_seconds(of.step))
+
+    bound = other("launch-bound, few kernels", kernels=1e-3, launch=4e-3)
+    few = other("few micro-batches, long kernels", kernels=3e-2, micro_batches=1)
+    many = other("many micro-batches, short kernels", kernels=1.5e-3, micro_batches=16)
+    large = other("fast, and may not fit", 76, 83, kernels=1e-3)
+    huge = other("fast and too large", 90, kernels=1e-3)
+    alike = slower(1.049, "4.9 % slower", 30)
+    far = slower(1.051, "5.1 % slower", 20)
+    found = {
+        "two plans, one launch-bound": [bound, plan],
+        "micro-batches that differ": [few, many, plan],
+        "one that may not fit": [large, plan, bound], "one too large": [huge, bound, plan],
+        "one that just fits": [plan, other("fits to the last byte", 76, 80, kernels=1e-3)],
+        "none that fits": [large, huge], "no plan": [], "one plan": [bound],
+        "plans 4.9 and 5.1 % slower": [plan, alike, far],
+        "the same, and one that does not fit": [huge, far, alike, plan],
+        "three equally good, the last with least memory": [
+            plan, slower(1.02, "2 % slower", 30), slower(1.01, "1 % slower", 20)],
+        "two equally good, with intervals that differ": [
+            other("wide interval", 30, 50), other("narrow interval", 36, 41)],
+        "two equally good, the narrower one larger": [
+            other("narrower, larger", 60, 61), other("wider, smaller", 40, 50)],
+        "the head decides, of many micro-batches": [
+            other("long head, many", 20, kernels=8e-4, launch=0, head=5.5e-3, micro_batches=8),
+            plan],
+        "`once` decides": [other("long once", 20, once=0.05), plan],
+        "the head decides": [other("long head", 20, head=8e-3), plan],
+        "head and `once` decide": [other("long head and once", 20, head=2.5e-3, once=0.013), plan],
+        "GPUs with 141 GB": [replace(each, free=141 * GB) for each in (huge, plan, bound)],
+        "GPUs with 40 GB": [replace(each, free=40 * GB) for each in (plan, large)] + [
+            replace(bound, memory=20 * GB, memory_high=22 * GB, free=40 * GB)]}
     for number in range(3):
         free = rng.uniform(40, 90) * GB
         drawn = [Candidate(f"plan {place}", GpuStep(
@@ -144,9 +172,11 @@ def made_up() -> dict[str, list[Candidate]]:
             rng.uniform(1e-3, 1e-2), rng.uniform(0, 2e-2), rng.uniform(0, 0.5)), memory,
             rng.uniform(1.05, 1.3) * memory, free)
             for place in range(6) for memory in [rng.uniform(0.3, 1.1) * free]]
-        drawn.append(replace(slow, name="always fits", memory=0.1 * free, memory_high=0.12 * free,
-                             free=free))
-        found[f"random plans {number + 1}"] = drawn
+        found[f"random plans {number + 1}"] = [
+            *drawn, replace(bound, name="always fits", memory=0.1 * free, memory_high=0.12 * free,
+                            free=free)]
+    for rule in RULES:
+        assert any(rule.choose(plans) != right(plans) for plans in found.values()), rule.sentence
     return found
 
 
@@ -179,13 +209,15 @@ def show_fastest(fastest: Callable, model: str = "8B", gpus: int = 16) -> Pictur
               + (f"reaches {100 * best / measured:.0f} % of the fastest one's speed" if measured
                  else "ran out of memory"))
     marks.headline(figure, lesson)
-    marks.name_rows(ax, [plan.name.split(": ")[1] for plan in plans])
+    marks.name_rows(ax, [f"{plan.name.split(': ')[1]}: {plan.memory / GB:.0f}, up to "
+                         f"{plan.memory_high / GB:.0f} GB" for plan in plans])
     ax.set_xscale("log")
-    ax.set_xlim(0.85 * best, 1.5 * max(run.seconds for run in ran))
-    ax.set_xticks([best * step for step in (1, 1.5, 2, 3)],
-                  [f"{best * step:.3g}" for step in (1, 1.5, 2, 3)])
+    slowest = max(run.seconds for run in ran)
+    ax.set_xlim(0.85 * best, 1.5 * slowest)
+    ticks = [tick for tick in _TICKS if 0.85 * best <= tick <= 1.5 * slowest]
+    ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     ax.xaxis.minorticks_off()
-    ax.set_xlabel("seconds of a step; the leftmost number is the fastest plan's")
+    ax.set_xlabel("seconds of a step")
     marks.legend_above(figure, [
         Line2D([], [], marker="|", linestyle="", color=palette.INK, markersize=9,
                markeredgewidth=2, label="predicted"),
@@ -197,7 +229,7 @@ def show_fastest(fastest: Callable, model: str = "8B", gpus: int = 16) -> Pictur
     note = marks.answered(guessed("6.18"), len(ran), "that ran")
     if note:
         marks.note_below(figure, note)
-    words = [f"{plan.name}: predicted {right_seconds(plan.step):.2f} s, "
+    words = [f"{_memory(plan)}: predicted {right_seconds(plan.step):.2f} s, "
              + (f"measured {run.seconds:.2f} s" if run.seconds else "ran out of memory")
              for run, plan in zip(tried, plans, strict=True)]
     return Picture(figure, "\n".join([f"{model} on {counted(gpus, 'H100')}. {lesson}", *words,

@@ -41,8 +41,9 @@ class GpuStep:
     once: float
 
     def __repr__(self):
-        launch = f"{1e3 * self.launch:.2f} ms" if self.launch else "not known"
-        return (f"{self.name}\n{self.layers} layers, {self.micro_batches} micro-batches; for each: "
+        launch = f"{1e3 * self.launch:.2f} ms" if self.launch else "0 (not known)"
+        return (f"{self.name}\n{self.layers} layers, {self.micro_batches} micro-batches\n"
+                "for each layer of each micro-batch: "
                 f"kernels {1e3 * self.kernels:.2f} ms, launch {launch}\n"
                 f"head {1e3 * self.head:.2f} ms for each micro-batch, "
                 f"once {1e3 * self.once:.1f} ms for the step")
@@ -60,7 +61,7 @@ class Candidate:
     free: float
 
     def __repr__(self):
-        return (f"{self.step!r}\nmemory {self.memory / GB:.1f} GB, at most "
+        return (f"{self.step!r}\nmemory {self.memory / GB:.1f} GB, up to "
                 f"{self.memory_high / GB:.1f}, of {self.free / GB:.1f} GB")
 
 

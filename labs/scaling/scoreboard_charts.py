@@ -16,6 +16,7 @@ from labs.training.memory_categories import GB
 COLOURS = dict(zip(("nanotron", "Megatron-LM", "prime-rl", "this workbook"),
                    (*palette.RUNS[1:], palette.INK), strict=True))
 NEAR = 0.2  # of the measured value: the band
+LAYERS = 16  # of nanotron 1B
 _PANELS = {"seconds": ("seconds of a step", 1.0), "memory": ("GB at the peak of a rank", GB)}
 
 
@@ -46,8 +47,8 @@ def picture_of(board: Scoreboard) -> Picture:
         *(Line2D([], [], marker="o", linestyle="", color=colour, label=name)
           for name, colour in COLOURS.items()),
         Patch(color=palette.GRID, label=f"within {100 * NEAR:g} %")])
-    marks.note_below(figure, "Far above and far below: pipelines on 32 nodes and more, of which "
-                             "half stand still, and no setting tells which; far above also jobs "
+    marks.note_below(figure, "Far above and far below: pipelines on 32 nodes and more, which "
+                             "stall or do not, and no setting tells; far above also jobs "
                              "that are nearly out of memory.")
     return Picture(figure, f"{lesson}\n{_words(rows)}", data=board)
 
@@ -110,11 +111,11 @@ def show_launch_floor() -> Picture:
                               (_milliseconds(own, "predicted"), {"linestyle": "-"})):
             ax.plot([row.run.plan.micro_batch for row in own], values, color=colour, **style)
     floor = min(_milliseconds(rows, "measured"))
+    launch = rows[0].run.job.code.overheads.launch
     smallest = [value for row, value in zip(rows, _milliseconds(rows, "measured"), strict=True)
                 if row.run.plan.micro_batch == 1]
     lesson = (f"With one sequence a micro-batch takes {min(smallest):.0f} to {max(smallest):.0f} "
-              "ms on 2, 4 and 8 tensor-parallel ranks alike: what the hosts take to start 16 "
-              "layers")
+              "ms on 2, 4 and 8 tensor-parallel ranks alike: the hosts start 16 layers")
     marks.headline(figure, lesson)
     ax.axhline(floor, color=palette.MUTED, linestyle=(0, (4, 3)), linewidth=1)
     ax.set_xscale("log", base=2)
@@ -128,7 +129,9 @@ def show_launch_floor() -> Picture:
         *(Line2D([], [], color=colour, label=f"{tensor} tensor-parallel ranks")
           for tensor, colour in zip((2, 4, 8), palette.RUNS[1:], strict=True)),
         Line2D([], [], marker="o", linestyle="", color=palette.INK, label="measured"),
-        Line2D([], [], color=palette.INK, label="predicted")])
+        Line2D([], [], color=palette.INK, label="predicted"),
+        Line2D([], [], color=palette.MUTED, linestyle=(0, (4, 3)),
+               label=f"{floor:.0f} ms: {LAYERS} layers of {1e3 * launch:.1f} ms, and the head")])
     words = [f"{row.run.plan.tensor} ranks, {row.run.plan.micro_batch} sequences: measured "
              f"{measured:.0f} ms, predicted {predicted:.0f}"
              for row, measured, predicted in zip(rows, _milliseconds(rows, "measured"),

@@ -77,8 +77,9 @@ def _notebook_launcher(ranks, rounds):
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "GLOO_SOCKET_IFNAME": "lo",
                    "OMP_NUM_THREADS": "1"}
     try:
-        ran = subprocess.run([sys.executable, "-c", _NOTEBOOK_LAUNCHER, str(ranks), str(rounds)],
-                             capture_output=True, text=True, timeout=120, env=environment)
+        ran = subprocess.run([sys.executable, "-P", "-c", _NOTEBOOK_LAUNCHER, str(ranks),
+                              str(rounds)], capture_output=True, text=True, timeout=120,
+                             env=environment)
     except subprocess.TimeoutExpired:
         return None
     lines = [line for line in ran.stdout.splitlines() if line.startswith("RESULT")]

@@ -2,10 +2,12 @@
 
 A check calls a submission's function in its own Python process, so a submission meets three walls.
 
-1. Around the process (namespaces, sandbox, cgroups). A tree in user, mount, pid, network, IPC and
-   host name namespaces, without capabilities: a read-only system, labs/, and small tmpfs to write
-   into; no solutions/, no tests/, no home, no other submission, no network but its own loopback.
-   Limits on memory, processes, files, disk and time; when its first process ends, all end.
+1. Around the process (bubblewrap, namespaces, sandbox, cgroups). A tree in user, mount, pid,
+   network, IPC and host name namespaces, which bubblewrap makes, without capabilities: a read-only
+   system, labs/, and small tmpfs to write into, from which nothing can be started; no solutions/,
+   no tests/, no home, no other submission, no network but its own loopback. Limits on memory,
+   processes, files, disk and time; when its first process ends, all end. What forks these processes
+   is no root, and behind a wall of its own.
 2. Around the check (guard, integrity, inside). An audit hook ends the exercise when the
    submission's code walks frames, searches memory, calls ctypes, starts or ends a process, opens a
    socket or a file that is none of its business, or makes code; also where it has a library do
@@ -13,9 +15,10 @@ A check calls a submission's function in its own Python process, so a submission
    too. What ranks send back is read by an unpickler that runs no code. A passed check must then
    reject a lazy answer. The verdict leaves with a seal made from a secret, on a descriptor that
    ranks do not have.
-3. Around the code (submissions, static_look). Only the statements that an exercise needs are run,
-   our own cells come from our sources, and what no answer needs is refused unread: imports of
-   checks, `__globals__`, assignments to modules.
+3. Around the code (files, look, submissions, static_look). Only regular files are read, within
+   limits, and they are parsed behind the first wall, too. Only the statements that an exercise
+   needs are run, our own cells come from our sources, and what no answer needs is refused unread:
+   imports of checks, `__globals__`, assignments to modules.
 
 What an opponent of great skill could still try: in the check's process all code has the same
 rights. Who writes into memory past Python (a flaw of torch or NumPy, strides that lead outside an

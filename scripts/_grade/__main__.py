@@ -18,8 +18,8 @@ what it writes:
   OUT/results.jsonl what was graded; a submission that is in it unchanged is not graded again
 
 exit code: 0 if all were graded; 1 if a file could not be read or a submission was flagged; 2 if an
-argument is wrong; 3 where this machine forbids namespaces; 130 after an interrupt. What was done
-until then is in the files.
+argument is wrong; 3 where there is no bubblewrap, or it may not make namespaces; 130 after an
+interrupt. What was done until then is in the files.
 
 examples:
   scripts/grade submissions/ --out week2.csv
@@ -50,7 +50,7 @@ def check(arguments: list) -> argparse.Namespace:
                              "can, and reach the network")
     options = parser.parse_args(arguments)
     for path in options.given:
-        if not os.path.exists(path):
+        if not os.path.lexists(path):
             parser.error(f"there is no {path}")
     if not options.out.endswith(".csv"):
         parser.error("--out names the table: it ends in .csv")

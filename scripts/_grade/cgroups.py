@@ -9,17 +9,31 @@ from pathlib import Path
 _ROOT = Path("/sys/fs/cgroup")
 
 
+def remove_left_behind() -> None:
+    """Removes the empty groups of graders that were killed: those run no more."""
+    for folder in {found.parent for found in _ROOT.glob("**/workbook-*/cgroup.procs")}:
+        number = folder.name.split("-")[1]
+        if number.isdigit() and not os.path.exists(f"/proc/{number}"):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
 class Group:
-    """One control group, of version 1 or 2. members: the files that take a process's number."""
+    """One control group, of version 1 or 2."""
 
     def __init__(self, name: str, memory: int, processes: int):
-        self._folders, self.members = [], []
+        self._folders = []
         found = _version_2(name) or _version_1(name)
         for folder, values in found:
             if not _create(folder, values, memory, processes):
                 continue
             self._folders.append(folder)
-            self.members.append(str(folder / "cgroup.procs"))
+
+    def take(self, process: int) -> None:
+        """Puts a process into the group, and what it will start."""
+        for folder in self._folders:
+            with contextlib.suppress(PermissionError):  # of version 2, for what is not below it
+                (folder / "cgroup.procs").write_text(str(process))
 
     def remove(self) -> None:
         """Removes the group, which must be empty by now."""

@@ -6,6 +6,7 @@ import re
 BEGIN, RETURNED, FINISHED, FLAGGED, SEAL, SEALED, SECRET, VERDICT = (
     "workbook.begin", "workbook.returned", "workbook.finished", "workbook.flagged",
     "workbook.seal", "workbook.sealed", "workbook.secret", "workbook.verdict")
+SEPARATOR = b"\x1f"  # between the parts of a verdict
 
 # What only a look into the interpreter needs; wrong where the submission's code asks for it.
 INTROSPECTION_EVENTS = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from _solutions.report import document, table, text
 
-from _grade.sandbox import BROKEN, FLAGGED, PASSED, TIMED_OUT, WAITING, WRONG
+from _grade.outcomes import BROKEN, FLAGGED, PASSED, TIMED_OUT, WAITING, WRONG
 from _grade.table import order
 
 ORDER = [PASSED, WRONG, TIMED_OUT, BROKEN, FLAGGED, WAITING]
@@ -15,6 +15,7 @@ ORDER = [PASSED, WRONG, TIMED_OUT, BROKEN, FLAGGED, WAITING]
 _COLOURS = {PASSED: "#1a7f37", WRONG: "#c42b20", TIMED_OUT: "#9a6700", BROKEN: "#6e4c00",
             FLAGGED: "#6f42c1", WAITING: "#5f6773"}
 _KINDS = {PASSED: ("good", "✓"), WAITING: ("plain", "○")}
+_NAME = 60  # characters of a page's name, of up to 4 bytes: file systems allow 255 bytes
 _MOST = 8  # wrong answers listed of an exercise
 
 
@@ -23,7 +24,7 @@ def write(folder: Path, done: list[dict]) -> None:
     taken = set()
     for student in sorted({one["student"] for one in done}):
         records = [one for one in done if one["student"] == student]
-        name = stem = re.sub(r"[^\w.-]+", "-", student).strip(".-") or "student"
+        name = stem = re.sub(r"[^\w.-]+", "-", student).strip(".-")[:_NAME] or "student"
         while name.lower() in taken | {"class"}:
             name = f"{stem}-{len(taken)}"
         taken.add(name.lower())

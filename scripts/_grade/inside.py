@@ -20,9 +20,9 @@ from importlib import import_module
 from multiprocessing import forkserver
 from typing import Any
 
-from _grade import guard, namespaces, ranks
+from _grade import bubblewrap, guard, namespaces, ranks
+from _grade.events import SEPARATOR
 
-SEPARATOR = b"\x1f"
 _WRAPPER = """
 def wrapped(*arguments, **named):
     result = answer(*arguments, **named)
@@ -34,9 +34,8 @@ def wrapped(*arguments, **named):
 def main(job: int, verdict: int, alarm: int, root: str) -> None:
     """Grades the exercise that comes on the descriptor `job`; never returns."""
     send, leave, audit = os.write, os._exit, sys.audit
-    namespaces.hide_memory()
     ranks.prepare()
-    guard.install(alarm, (f"{root}/labs", f"{root}/scripts"), namespaces.OWN_FOLDERS)
+    guard.install(alarm, (f"{root}/labs", f"{root}/scripts"), bubblewrap.OWN_FOLDERS)
     sys.modules["__main__"] = types.ModuleType("__main__")  # that of the zygote leads to all this
     _fork_server(close=(job, verdict))
     ranks.restrict()
@@ -97,11 +96,11 @@ def _fork_server(close):
 
 def _left_behind(server: int) -> str:
     """The name of a process that a submission started and that still runs; or empty. Ours are the
-    fork server, multiprocessing's resource tracker and the first process of the namespace."""
+    fork server, multiprocessing's resource tracker, bubblewrap and the shell that it started."""
     from multiprocessing import resource_tracker
 
-    ours = {1, os.getpid(), server, resource_tracker._resource_tracker._pid}
-    if os.getppid() != 1:  # without namespaces all the machine's processes are in sight
+    ours = {1, 2, os.getpid(), server, resource_tracker._resource_tracker._pid}
+    if os.getppid() != 0:  # without namespaces the parent, and all the machine, is in sight
         return ""
     for number in map(int, filter(str.isdigit, os.listdir("/proc"))):
         with contextlib.suppress(OSError, ValueError), open(f"/proc/{number}/stat") as file:
@@ -124,7 +123,8 @@ def _graded(work) -> tuple[bool | None, str, str]:
     check, arguments = getattr(package, work["check"]), work["arguments"]
     try:
         for cell in work["cells"]:
-            _define(cell, module)
+            if why := _define(cell, module):
+                return False, why, ""
         answers = [eval(compile(ast.parse(text, mode="eval"), "<graded>", "eval"), vars(module))
                    for text in arguments]
     except BaseException as error:
@@ -145,17 +145,23 @@ def _graded(work) -> tuple[bool | None, str, str]:
     return True, str.__str__(verdict.sentence), ""
 
 
-def _define(cell, module):
-    """Runs the statements of a cell that the exercise needs, or writes the script that it is."""
+def _define(cell, module) -> str:
+    """Runs the statements of a cell that the exercise needs, or writes the script that it is.
+    Returns why it could not be compiled, or nothing."""
     name, source = cell["name"], cell["source"]
     if cell["file"]:
         with open(cell["file"], "w", encoding="utf-8") as file:
             file.write(source)
-        return
+        return ""
     linecache.cache[name] = len(source), None, source.splitlines(True), name
     tree = ast.parse(source, name)
     tree.body = [tree.body[number] for number in cell["keep"]]
-    exec(compile(tree, name, "exec"), vars(module))
+    try:
+        code = compile(tree, name, "exec")
+    except RecursionError:
+        return f"{name} is nested too deeply to be run"
+    exec(code, vars(module))
+    return ""
 
 
 def _why(error) -> str:

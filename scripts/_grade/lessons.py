@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import _notebooks
-from _build.build import read_lesson
-from _build.student import exercise_number
 
 from _grade import syntax
 
@@ -52,6 +50,10 @@ def read_lessons(root: Path) -> list[Lesson]:
 
 
 def _read(root, name) -> Lesson:
+    # here, because they import jupytext: the processes that look at submissions do without
+    from _build.build import read_lesson
+    from _build.student import exercise_number
+
     built = read_lesson(root, name)
     with_gaps = {cell.id for cell in built.cells if cell.regions}
     by_id = {cell.id: cell for cell in built.cells}

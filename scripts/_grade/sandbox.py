@@ -14,67 +14,93 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
-from _grade import cgroups, namespaces
+from _grade import bubblewrap, cgroups, namespaces
+from _grade.events import SEPARATOR
+from _grade.files import Unreadable, plain
 from _grade.guard import MARK
-from _grade.inside import SEPARATOR
+from _grade.limits import ANSWER, LOOK_MEMORY, LOOK_SECONDS
+from _grade.outcomes import BROKEN, FLAGGED, PASSED, TIMED_OUT, WAITING, WRONG, Graded
 
 ROOT = Path(__file__).resolve().parents[2]
 READY = 300  # seconds that the imports may take
-PASSED, WRONG, WAITING, FLAGGED, TIMED_OUT, BROKEN = (
-    "passed", "wrong", "waiting", "flagged", "timed out", "no verdict")
 _OUTCOMES = {b"1": PASSED, b"0": WRONG, b"-": WAITING}
 _LONGEST = 64_000  # bytes of a verdict
 GROUP_MEMORY = 6 * 10**9  # bytes, of all processes of an exercise together
-
-
-@dataclass
-class Graded:
-    """The outcome of one exercise: one of the words above. sentence: the check's, or what the
-    exercise is flagged for."""
-
-    outcome: str
-    sentence: str = ""
-    hint: str = ""
-    seconds: float = 0.0
 
 
 class Unavailable(RuntimeError):
     """Namespaces are forbidden here."""
 
 
+class Missing(RuntimeError):
+    """bubblewrap is not installed."""
+
+
 class Misplaced(RuntimeError):
     """A path that a submission needs lies where it would have an empty folder of its own."""
 
 
+class Closed(RuntimeError):
+    """A path that a submission needs is open to root alone."""
+
+
 class Sandbox:
-    """The zygote and what it forks. Threads may call `grade` at the same time."""
+    """The zygote and what it forks. packages: what it imports; without, its forks only look at
+    submissions. Threads may call `grade` and `look` at the same time."""
 
     def __init__(self, packages: list[str], isolated: bool = True, seconds: float = 120.0):
-        if isolated and (path := namespaces.hidden(namespaces.shown_paths(ROOT))):
+        self._shown = bubblewrap.shown_paths(ROOT)
+        if isolated and not bubblewrap.program():
+            raise Missing
+        if isolated and (path := bubblewrap.hidden(self._shown)):
             raise Misplaced(path)
-        self._isolated, self._seconds = isolated, seconds
+        if isolated and (path := _closed([*self._shown, str(ROOT / "scripts")])):
+            raise Closed(path)
+        self._isolated, self._seconds, self._looks = isolated, seconds, not packages
         self._lock, self._folder = threading.Lock(), tempfile.TemporaryDirectory(prefix="grade-")
-        os.chmod(self._folder.name, 0o711)  # to be passed through by the user of the namespaces
-        ours, theirs = socket.socketpair()
-        self._control = ours
         self._log = open(Path(self._folder.name) / "log", "wb")
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "_grade.zygote", str(theirs.fileno()), *packages],
-            pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=self._log,
-            stderr=self._log, cwd="/", env=_environment() | {
-                "PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}"}, start_new_session=True)
+        self._control, theirs = socket.socketpair()
+        self._start(theirs, packages)
         theirs.close()
         self._control.settimeout(READY)
-        if self._line() != "ready":
-            raise RuntimeError(f"the zygote did not start: {self.log()[-2000:]}")
+        try:
+            if self._line() != "ready":
+                raise RuntimeError(f"the zygote did not start: {self.log()[-2000:]}")
+        except BaseException:  # also an interrupt, because the imports take long
+            self.close()
+            raise
+
+    def _start(self, theirs, packages):
+        """Starts the zygote: behind walls of its own, and not as root."""
+        around, files, user, environment = [], [], 0, _environment()
+        info, told = os.pipe()
+        if self._isolated:
+            scripts = str(ROOT / "scripts")
+            around, files = bubblewrap.around_zygote([*self._shown, scripts], told)
+            user = 60_000 + os.getpid() % 5_000 if os.geteuid() == 0 else 0
+        else:  # it, too, leaves nothing behind
+            environment |= {"HOME": self._folder.name, "TMPDIR": self._folder.name}
+        self._process = subprocess.Popen(
+            [*around, sys.executable, "-P", "-m", "_grade.zygote", str(theirs.fileno()), str(user),
+             *packages], pass_fds=[theirs.fileno(), *files], stdin=subprocess.DEVNULL,
+            stdout=self._log, stderr=self._log, cwd="/", start_new_session=True,
+            env=environment | {"PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}"})
+        for each in {*files, told}:
+            os.close(each)
+        try:
+            self._first = bubblewrap.first_process(info)
+        except OSError:  # not isolated, or not possible: then it says why
+            self._first = os.pidfd_open(self._process.pid)
 
     def close(self) -> None:
         """Ends the zygote, and with it all that still runs."""
         self._control.close()
-        self._process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._first, signal.SIGKILL)
+        os.close(self._first)
         self._process.wait()
         self._log.close()
         self._folder.cleanup()
@@ -87,59 +113,107 @@ class Sandbox:
         found = b""
         while not found.endswith(b"\n"):
             piece = self._control.recv(100)
+            if not piece and self.log().startswith("bwrap: "):
+                raise Unavailable(self.log().splitlines()[0])
             if not piece:
                 raise RuntimeError(f"the zygote has ended: {self.log()[-2000:]}")
             found += piece
         return found.decode().strip()
 
+    def _started(self) -> int:
+        """The descriptor of the process that the zygote has just forked."""
+        said, descriptors, *_ = socket.recv_fds(self._control, 100, 1)
+        if not descriptors:
+            raise RuntimeError(f"the zygote has ended: {self.log()[-2000:]}")
+        return descriptors[0]
+
     def probe(self) -> None:
-        """Raises Unavailable unless an exercise can be isolated here."""
-        found = self.grade({"probe": True}, seconds=60)
-        if found.outcome != PASSED:
+        """Raises Unavailable unless what is handed in can be isolated here."""
+        works = False
+        if self._looks:
+            try:
+                self.look(b"{}", {"lessons": [], "imports": []})
+            except Unreadable as error:
+                works = str(error).startswith("is no notebook")
+        else:
+            works = self.grade({"probe": True}, seconds=60).outcome == PASSED
+        if not works:
             raise Unavailable((self.log().strip().splitlines() or ["it says nothing"])[-1])
 
     def grade(self, work: dict, seconds: float | None = None) -> Graded:
         """Grades one exercise. work: what `_grade.inside` takes, as JSON."""
-        began = time.monotonic()
+        began, seconds = time.monotonic(), seconds or self._seconds
         secret = secrets.token_hex(16).encode()
-        with tempfile.TemporaryDirectory(dir=self._folder.name) as stage:
-            os.chmod(stage, 0o755)
-            group = cgroups.Group(f"workbook-{os.getpid()}-{secrets.token_hex(4)}", GROUP_MEMORY,
-                                  namespaces.Limits.processes)
-            try:
-                found = self._run_exercise(stage, group, secret, work, seconds or self._seconds)
-            finally:
-                group.remove()
+        limits = namespaces.Limits(seconds=2 * math.ceil(seconds))
+        said, alarms, in_time = self._run_submission(
+            secret + json.dumps(work).encode(), limits, seconds, _LONGEST, work.get("seed", ""))
+        found = _judged(said, alarms, in_time, secret, seconds)
         found.seconds = time.monotonic() - began
         return found
 
-    def _run_exercise(self, stage, group, secret, work, seconds) -> Graded:
-        job = secret + json.dumps(work).encode()
-        pipes = [os.pipe() for _ in range(3)]
-        (job_read, job_write), (verdict, verdict_write), (alarm, alarm_write) = pipes
-        process = None
+    def look(self, data: bytes, known: dict) -> dict:
+        """What `look.look_through` returns of a file's bytes. known: `look.Known`, as JSON. Raises
+        Unreadable."""
+        job = b"%032d" % 0 + json.dumps(known).encode() + b"\n" + data
+        limits = namespaces.Limits(memory=LOOK_MEMORY, seconds=math.ceil(LOOK_SECONDS))
+        said, _, in_time = self._run_submission(job, limits, 2 * LOOK_SECONDS, ANSWER)
+        if not in_time:
+            raise Unreadable(f"takes more than {LOOK_SECONDS:g} s to look through")
+        if len(said) >= ANSWER:
+            raise Unreadable("has more code than can be looked through")
         try:
-            limits = namespaces.Limits(seconds=2 * math.ceil(seconds))
-            plan = {"stage": stage, "shown": namespaces.shown_paths(ROOT), "root": str(ROOT),
-                    "limits": asdict(limits), "cgroups": group.members,
-                    "isolated": self._isolated,
-                    "environment": _environment() | {"WORKBOOK_SEED": work.get("seed", "")}}
-            with self._lock:
-                socket.send_fds(self._control, [json.dumps(plan).encode()],
-                                [job_read, verdict_write, alarm_write])
-                # it waits for its job before it does anything, so it cannot have ended yet
-                process = os.pidfd_open(number := int(self._line()))
-        finally:
-            for each in (job_read, verdict_write, alarm_write):
-                os.close(each)
-        try:
-            threading.Thread(target=_write, args=(job_write, job), daemon=True).start()
-            said, alarms, in_time = _listen(process, verdict, alarm, seconds)
-        finally:
-            _end(process, number)
-            for each in (verdict, alarm, process):
-                os.close(each)
-        return _judged(said, alarms, in_time, secret, seconds)
+            found = json.loads(said)
+        except ValueError:
+            raise Unreadable(f"cannot be looked through: that took more than {LOOK_SECONDS:g} s "
+                             f"or {LOOK_MEMORY / 1e9:g} GB, or ended Python's parser") from None
+        if why := found.get("unreadable"):
+            raise Unreadable(why)
+        return found
+
+    def _run_submission(self, job, limits, seconds, longest, seed=""):
+        """(what came on the verdict's pipe, what on the alarm's, whether it ended in time) of a
+        process tree that a fork of the zygote begins."""
+        with contextlib.ExitStack() as stack:
+            plan = {"shown": self._shown, "root": str(ROOT), "limits": asdict(limits),
+                    "isolated": self._isolated, "environment": _environment() | {
+                        "WORKBOOK_SEED": seed}}
+            if not self._isolated:
+                plan["folder"] = stack.enter_context(tempfile.TemporaryDirectory(
+                    dir=self._folder.name))
+            group = cgroups.Group(f"workbook-{os.getpid()}-{secrets.token_hex(4)}", GROUP_MEMORY,
+                                  namespaces.Limits.processes)
+            stack.callback(group.remove)
+            pipes = [os.pipe() for _ in range(3)]
+            (job_read, job_write), (verdict, verdict_write), (alarm, alarm_write) = pipes
+            try:
+                with self._lock:
+                    socket.send_fds(self._control, [json.dumps(plan).encode()],
+                                    [job_read, verdict_write, alarm_write])
+                    process = self._started()
+            finally:
+                for each in (job_read, verdict_write, alarm_write):
+                    os.close(each)
+            try:
+                group.take(_number(process))  # it waits for its job before it does anything
+                threading.Thread(target=_write, args=(job_write, job), daemon=True).start()
+                return _listen(process, verdict, alarm, seconds, longest)
+            finally:
+                _end(process)
+                for each in (verdict, alarm, process):
+                    os.close(each)
+
+
+def _number(process) -> int:
+    """The number that the process of a descriptor has here; -1 where it has ended."""
+    lines = Path(f"/proc/self/fdinfo/{process}").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pid:"))
+
+
+def _closed(paths) -> str:
+    """As root, the first of some folders that another user may not read; or empty."""
+    if os.geteuid() != 0:
+        return ""
+    return next((path for path in paths if os.stat(path).st_mode & 0o005 != 0o005), "")
 
 
 def _write(descriptor, data):
@@ -147,29 +221,29 @@ def _write(descriptor, data):
         file.write(data)
 
 
-def _listen(process, verdict, alarm, seconds) -> tuple[bytes, bytes, bool]:
+def _listen(process, verdict, alarm, seconds, longest) -> tuple[bytes, bytes, bool]:
     """(what came on the verdict's pipe, what on the alarm's, whether it ended in time)."""
-    deadline, heard = time.monotonic() + seconds, {verdict: b"", alarm: b""}
+    deadline, heard = time.monotonic() + seconds, {verdict: bytearray(), alarm: bytearray()}
     open_ones = [verdict, alarm, process]
     while process in open_ones:
         left = deadline - time.monotonic()
         if left <= 0:
-            return heard[verdict], heard[alarm], False
+            return bytes(heard[verdict]), bytes(heard[alarm]), False
         for each in select.select(open_ones, [], [], left)[0]:
             piece = b"" if each == process else os.read(each, 1 << 16)
             if not piece:
                 open_ones.remove(each)
-            elif len(heard[each]) < _LONGEST:
+            elif len(heard[each]) < longest:
                 heard[each] += piece
         if heard[alarm].endswith(b"\n"):
             break
     for each in (verdict, alarm):  # what came together with the end
         if each in open_ones and select.select([each], [], [], 0)[0]:
-            heard[each] += os.read(each, _LONGEST)
-    return heard[verdict], heard[alarm], True
+            heard[each] += os.read(each, 1 << 16)
+    return bytes(heard[verdict]), bytes(heard[alarm]), True
 
 
-def _end(process, number):
+def _end(process):
     """Ends the tree, if it still runs, and waits until nothing is left of it."""
     for sent, patience in ((signal.SIGTERM, 10), (signal.SIGKILL, 10)):
         if select.select([process], [], [], 0)[0]:
@@ -178,12 +252,12 @@ def _end(process, number):
             signal.pidfd_send_signal(process, sent)
         if select.select([process], [], [], patience)[0]:
             return
-    raise RuntimeError(f"process {number} of a submission does not end")
+    raise RuntimeError("a submission's processes do not end")
 
 
 def _judged(said, alarms, in_time, secret, seconds) -> Graded:
     if alarms:
-        first = alarms.decode(errors="replace").splitlines()[0]
+        first = plain(alarms.decode(errors="replace").split("\n")[0])
         return Graded(FLAGGED, first.removeprefix(MARK) if first.startswith(MARK) else
                       "writes into the grader's descriptors")
     if not in_time:
@@ -195,13 +269,13 @@ def _judged(said, alarms, in_time, secret, seconds) -> Graded:
     if seal != hashlib.sha256(secret + rest + secret).hexdigest().encode():
         return Graded(FLAGGED, "writes a verdict of its own")
     outcome, sentence, hint = rest.split(SEPARATOR, 2)
-    return Graded(_OUTCOMES[outcome], sentence.decode(), hint.decode())
+    return Graded(_OUTCOMES[outcome], plain(sentence.decode()), hint.decode())
 
 
 def _environment() -> dict[str, str]:
     """What a submission's processes have in their environment."""
     path = f"{sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin"
-    return {"PATH": path, "HOME": namespaces.HOME, "USER": "student", "LANG": "C.UTF-8",
+    return {"PATH": path, "HOME": bubblewrap.HOME, "USER": "student", "LANG": "C.UTF-8",
             "TMPDIR": "/tmp", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1",
             "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "agg",
             "CUDA_VISIBLE_DEVICES": "", "WORKBOOK_PRESET": "laptop"}

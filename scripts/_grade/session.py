@@ -7,26 +7,16 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from _grade import feedback, static_look, submissions, table
+from _grade import cgroups, feedback, files, static_look, table
+from _grade.bubblewrap import MISSING, OWN_FOLDERS
+from _grade.files import Unreadable
 from _grade.lessons import Exercise, Lesson, read_lessons
-from _grade.namespaces import OWN_FOLDERS
-from _grade.sandbox import (
-    BROKEN,
-    FLAGGED,
-    PASSED,
-    ROOT,
-    TIMED_OUT,
-    WAITING,
-    WRONG,
-    Graded,
-    Misplaced,
-    Sandbox,
-    Unavailable,
-)
-from _grade.submissions import Submission, Unreadable
+from _grade.look import Known
+from _grade.outcomes import BROKEN, FLAGGED, PASSED, TIMED_OUT, Graded
+from _grade.sandbox import ROOT, Closed, Misplaced, Missing, Sandbox, Unavailable
 from labs.workers import cores
 
 UNSAFE = ("--unsafe: no namespaces. A submission can read and write what you can, other "
@@ -34,13 +24,28 @@ UNSAFE = ("--unsafe: no namespaces. A submission can read and write what you can
 REFUSED = """\
 This machine does not let a program make namespaces: {why}
 Without them it cannot be guaranteed that a submission does not read your files or other
-submissions, write into them, reach the network, or leave a process behind. As root it works, or
-where `unshare -Ur true` does; a container needs --security-opt seccomp=unconfined and
-systempaths=unconfined. On a machine that holds nothing worth reading, `--unsafe` grades without."""
+submissions, write into them, reach the network, or leave a process behind. It works, also as root,
+where `unshare -Ur true` works for an ordinary user: Ubuntu since 24.04 needs
+sysctl kernel.apparmor_restrict_unprivileged_userns=0, a container --security-opt seccomp=unconfined
+and systempaths=unconfined. {or_unsafe}"""
+OR_UNSAFE = "On a machine that holds nothing worth reading, `--unsafe` grades without."
 MISPLACED = """\
 {path} is needed to grade, but {own} is an empty folder of its own for each submission.
 Move the checkout, and its Python, to another folder; or `--unsafe` grades without namespaces."""
+CLOSED = """\
+{path} is open to root alone, and submissions run as another user: chmod -R go+rX {path}"""
 NO_LINUX = "scripts/grade needs Linux, where each exercise gets namespaces of its own."
+
+
+@dataclass(frozen=True)
+class Submission:
+    """student: whose it is, as it is shown. path: its file. lesson: with the exercises that are
+    graded. looked: what `look.look_through` has found in it."""
+
+    student: str
+    path: Path
+    lesson: Lesson
+    looked: dict
 
 
 def run(options, given: list[Path], out: Path) -> int:
@@ -53,21 +58,31 @@ def run(options, given: list[Path], out: Path) -> int:
     if unknown := sorted({*(options.only or ()), *options.points} - known):
         print(f"There is no exercise {', '.join(unknown)}.", file=sys.stderr)
         return 2
-    lessons = _chosen(lessons, options.only)
-    found, unreadable = _read(given, lessons)
-    for student, why in unreadable:
-        print(f"{student}: {why}", file=sys.stderr)
-    session = Session(options, found, out)
-    interrupted = False
     try:
-        session.run()
+        found, unreadable = _read(options, given, _chosen(lessons, options.only))
+        for student, why in unreadable:
+            print(f"{student}: {why}", file=sys.stderr)
+        return _run(Session(options, found, out), unreadable)
+    except KeyboardInterrupt:
+        return 130
+    except Missing:
+        print(f"{MISSING}\n{OR_UNSAFE}", file=sys.stderr)
     except Unavailable as error:
-        print(REFUSED.format(why=error), file=sys.stderr)
-        return 3
+        print(REFUSED.format(why=error, or_unsafe=OR_UNSAFE), file=sys.stderr)
+    except Closed as error:
+        print(CLOSED.format(path=error), file=sys.stderr)
     except Misplaced as error:
         own = next(own for own in OWN_FOLDERS if str(error).startswith(own))
         print(MISPLACED.format(path=error, own=own), file=sys.stderr)
-        return 3
+    return 3
+
+
+def _run(session, unreadable) -> int:
+    interrupted = False
+    try:
+        session.run()
+    except (Unavailable, Misplaced, Missing, Closed):
+        raise
     except KeyboardInterrupt:
         interrupted = True
     except BaseException:
@@ -75,7 +90,7 @@ def run(options, given: list[Path], out: Path) -> int:
         raise
     session.write(unreadable)
     flagged = [one for one in session.done if one["flagged"]]
-    print(f"\n{session.in_words()}\n{out}\n{out.with_suffix('') / 'class.html'}")
+    print(f"\n{session.in_words()}\n{session.out}\n{session.out.with_suffix('') / 'class.html'}")
     return 130 if interrupted else int(bool(unreadable or flagged))
 
 
@@ -86,20 +101,48 @@ def _chosen(lessons, only) -> list[Lesson]:
             for lesson in lessons]
 
 
-def _read(given, lessons) -> tuple[list[Submission], list[tuple[str, str]]]:
-    found, unreadable = [], []
-    for student, path in submissions.files_of(given):
-        try:
-            found.append(submissions.read(student, path, lessons))
-        except Unreadable as error:
-            unreadable.append((student, str(error)))
+def _read(options, given, lessons) -> tuple[list[Submission], list[tuple[str, str]]]:
+    """(what can be graded, [(student, why not)] of the rest): each file is one or the other."""
+    paths = files.files_of(given)
+    if not paths:
+        return [], []
+    known = Known(lessons, static_look.notebooks_imports()).as_json()
+    by_name = {lesson.name: lesson for lesson in lessons}
+    cgroups.remove_left_behind()
+    looker = Sandbox([], not options.unsafe)
+
+    def looked_at(student, path):
+        found = looker.look(files.read(path), known)
+        return Submission(student, path, by_name[found["lesson"]], found)
+
+    pool = ThreadPoolExecutor(_at_once(options))
+    try:
+        looker.probe()
+        waiting = [(student, pool.submit(looked_at, *each)) for each in paths
+                   for student in each[:1]]
+        found, unreadable = [], []
+        for student, future in waiting:
+            try:
+                found.append(future.result())
+            except Unreadable as error:
+                unreadable.append((student, files.plain(str(error))))
+            except Exception as error:  # whatever it is: the others go on, and it has its row
+                unreadable.append((student, files.plain(
+                    f"could not be read on this machine: {type(error).__name__}: {error}")))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        looker.close()
     return _distinct(found), unreadable
+
+
+def _at_once(options) -> int:
+    return options.at_once or max(1, cores.available() // 2)
 
 
 def _distinct(found: list[Submission]) -> list[Submission]:
     """With a file's path for the student where one has handed in two files of one notebook."""
     taken = Counter((one.student, one.lesson.name) for one in found)
-    found = [replace(one, student=str(one.path.with_suffix("")))
+    found = [replace(one, student=files.shown(str(one.path.with_suffix(""))))
              if taken[one.student, one.lesson.name] > 1 else one for one in found]
     assert len({(one.student, one.lesson.name) for one in found}) == len(found)
     return found
@@ -113,7 +156,7 @@ class Session:
     """One run. done: what results.jsonl holds, one entry for each submission."""
 
     def __init__(self, options, found: list[Submission], out: Path):
-        self._options, self._found, self._out = options, found, out
+        self._options, self._found, self.out = options, found, out
         self._folder = out.with_suffix("")
         self._folder.mkdir(parents=True, exist_ok=True)
         self._records = self._folder / "results.jsonl"
@@ -149,10 +192,11 @@ class Session:
             print(UNSAFE, file=sys.stderr)
         sandbox = Sandbox(sorted({one.lesson.package for one in todo}),
                           not self._options.unsafe, self._options.seconds)
-        pool = ThreadPoolExecutor(self._options.at_once or max(1, cores.available() // 2))
+        pool = ThreadPoolExecutor(_at_once(self._options))
         try:
             sandbox.probe()
-            waiting = [(one, [pool.submit(grade_exercise, sandbox, one, exercise)
+            waiting = [(one, [pool.submit(grade_exercise, sandbox, one.lesson, exercise,
+                                          one.looked)
                               for exercise in one.lesson.exercises]) for one in todo]
             for number, (one, futures) in enumerate(waiting, 1):
                 self._progress(number, len(waiting), one)
@@ -175,9 +219,11 @@ class Session:
                      for exercise, found, worth in zip(one.lesson.exercises, graded, points,
                                                        strict=True)]
         flagged = [f"{each['number']} {each['sentence']}" for each in exercises
-                 if each["outcome"] == FLAGGED] + remarks(one)
-        record = {"student": one.student, "lesson": one.lesson.name, "file": str(one.path),
-                  "key": self._key(one), "flagged": flagged, "exercises": exercises}
+                 if each["outcome"] == FLAGGED]
+        flagged += map(files.plain, one.looked["remarks"])
+        record = {"student": one.student, "lesson": one.lesson.name,
+                  "file": files.shown(str(one.path)), "key": self._key(one), "flagged": flagged,
+                  "exercises": exercises}
         self.done.append(record)
         with open(self._records, "a", encoding="utf-8") as file:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
@@ -191,8 +237,8 @@ class Session:
         """Of what the points depend on: the code, the exercises, and our own code."""
         asked = [[exercise.number, self._points(exercise)]
                  for exercise in one.lesson.exercises]
-        return hashlib.sha256(json.dumps([one.digest, asked, _our_code(), self._options.unsafe],
-                                         ).encode()).hexdigest()
+        key = [one.looked["digest"], asked, _our_code(), self._options.unsafe]
+        return hashlib.sha256(json.dumps(key).encode()).hexdigest()
 
     def _before(self) -> dict[tuple, dict]:
         """What an earlier run has left, by student, lesson and key."""
@@ -215,7 +261,7 @@ class Session:
     def write(self, unreadable: list[tuple[str, str]]) -> None:
         """Writes the table, a page for each student, and the class's."""
         self.done.sort(key=lambda record: (record["student"], record["lesson"]))
-        table.write(self._out, self.done, unreadable)
+        table.write(self.out, self.done, unreadable)
         feedback.write(self._folder, self.done)
 
     def in_words(self) -> str:
@@ -239,37 +285,19 @@ def _our_code() -> str:
     return hashlib.sha256(b"".join(map(Path.read_bytes, files))).hexdigest()
 
 
-def remarks(one: Submission) -> list[str]:
-    """What is wrong with code that no exercise needs, and that was not run: only what forges."""
-    found = [f"cell {cell.number} {why}" for cell in one.cells if not _is_ours(cell, one.lesson)
-             for why in static_look.forgeries(submissions.parse(cell.source))]
-    return list(dict.fromkeys(found))
-
-
-def _is_ours(cell, lesson) -> bool:
-    return any(cell.source.strip() == clean.source.strip() for clean in lesson.cells)
-
-
-def grade_exercise(sandbox: Sandbox, one: Submission, exercise: Exercise) -> Graded:
-    """Grades one exercise of one submission; what must not run is not run."""
-    kept = submissions.needed(one, exercise)
-    for part, numbers in kept:
-        body = [part.body[number] for number in numbers]
-        if part.own and (why := next(static_look.findings(body), "")):
-            return Graded(FLAGGED, f"{part.name} {why}")
-    own = [part.source.strip() for part, _ in kept if part.own]
-    if not own:
-        why = submissions.not_python(one)
-        return Graded(WRONG, why) if why else Graded(WAITING, "is waiting for your answer")
-    if set(own) <= {submissions.parsed(cell.source)[0].strip() for cell in one.lesson.cells}:
-        return Graded(WAITING, "is waiting for your code")
+def grade_exercise(sandbox: Sandbox, lesson: Lesson, exercise: Exercise, looked: dict) -> Graded:
+    """Grades one exercise of a submission; what must not run is not run."""
+    plan = looked["exercises"][exercise.number]
+    if plan["outcome"]:
+        return Graded(plan["outcome"], files.plain(plan["sentence"]))
+    cells = []
+    for number, keep in plan["keep"]:
+        name, source, file = looked["parts"][number]
+        cells.append({"name": name, "source": source, "keep": keep, "file": file})
     seed = hashlib.sha256(f"{exercise.number} {_our_code()}".encode()).hexdigest()
-    work = {"seed": seed, "package": one.lesson.package, "check": exercise.check,
-            "arguments": list(exercise.arguments),
-            "cells": [{"name": part.name, "source": part.source, "keep": numbers,
-                       "file": part.file}
-                      for part, numbers in kept]}
     try:
-        return sandbox.grade(work)
-    except (OSError, RuntimeError, ValueError) as error:  # of this machine: the others go on
-        return Graded(BROKEN, f"this machine could not grade it: {type(error).__name__}: {error}")
+        return sandbox.grade({"seed": seed, "package": lesson.package, "check": exercise.check,
+                              "arguments": list(exercise.arguments), "cells": cells})
+    except Exception as error:  # of this machine: the others go on
+        why = files.plain(f"{type(error).__name__}: {error}")
+        return Graded(BROKEN, f"this machine could not grade it: {why}")

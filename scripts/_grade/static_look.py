@@ -35,14 +35,16 @@ _PACKAGES = {path.parent.name for path in _LABS.glob("*/scaffold.py")}  # one fo
 _OF_CHECKS = re.compile(rf"labs\.(checks\b|({'|'.join(sorted(_PACKAGES))})\.(?!scaffold\b))")
 
 
-def findings(body: Iterable[ast.stmt]) -> Iterator[str]:
-    """Yields what is wrong, a sentence's end each."""
+def findings(body: Iterable[ast.stmt], imports: frozenset[str] | None = None) -> Iterator[str]:
+    """Yields what is wrong, a sentence's end each. imports: what `notebooks_imports` returns, where
+    the notebooks are out of sight."""
+    imports = notebooks_imports() if imports is None else imports
     nodes = [each for statement in body for each in ast.walk(statement)]
     labs = _names_of_labs(nodes)
     modules = {"torch", "dist", "sys", "os", "builtins", "numpy", "np", "math"} | labs
     for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
-            yield from _imports(node)
+            yield from _imports(node, imports)
         elif isinstance(node, ast.Attribute):
             yield from _attribute(node, modules, labs)
         elif isinstance(node, ast.Call):
@@ -53,12 +55,13 @@ def findings(body: Iterable[ast.stmt]) -> Iterator[str]:
             yield f"defines {node.name}"
 
 
-def forgeries(body: Iterable[ast.stmt]) -> Iterator[str]:
+def forgeries(body: Iterable[ast.stmt], imports: frozenset[str] | None = None) -> Iterator[str]:
     """Yields what nobody writes by accident, also where the code is not run: a check's sign, and
-    imports of what checks are made of."""
+    imports of what checks are made of. imports: as `findings` has it."""
+    imports = notebooks_imports() if imports is None else imports
     for node in (each for statement in body for each in ast.walk(statement)):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            yield from (why for why in _imports_of_labs(node)
+            yield from (why for why in _imports_of_labs(node, imports)
                         if _OF_CHECKS.search(why))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield from _forged_sign(node.value)
@@ -109,8 +112,8 @@ def inner_modules() -> frozenset[str]:
     return frozenset(names - _PACKAGES - offered)
 
 
-def _imports(node):
-    if of_labs := list(_imports_of_labs(node)):
+def _imports(node, imports):
+    if of_labs := list(_imports_of_labs(node, imports)):
         yield from of_labs
         return
     names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [
@@ -122,7 +125,7 @@ def _imports(node):
             yield f"imports {first}"
 
 
-def _imports_of_labs(node):
+def _imports_of_labs(node, imports):
     """Only as the notebooks do it, or a name that labs itself offers: its modules know the
     answers."""
     if isinstance(node, ast.ImportFrom):
@@ -131,7 +134,7 @@ def _imports_of_labs(node):
     else:
         of_labs, offered = [alias.name for alias in node.names], False
     of_labs = [name for name in of_labs if name.split(".")[0] == "labs"]
-    if of_labs and not offered and ast.unparse(node) not in notebooks_imports():
+    if of_labs and not offered and ast.unparse(node) not in imports:
         yield f"imports {of_labs[0]}, which checks are made of"
 
 

@@ -8,19 +8,16 @@ import ast
 import hashlib
 import json
 import re
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
-import _notebooks
-
-from _grade import syntax
+from _grade import files, limits, syntax
+from _grade.files import Unreadable
 from _grade.lessons import Exercise, Lesson
 
-LARGEST = 50_000_000  # bytes of a notebook file
-LONGEST_CELL = 200_000  # characters of code
-_MAGIC = re.compile(r"^(\s*)(?:[!?]|%(?!%)).*$", re.MULTILINE)
+_MAGIC = re.compile(r"^([ \t]*)(?:[!?]|%(?!%)).*$", re.MULTILINE)
 _CELL_MAGIC = re.compile(r"\A\s*%%(time|timeit|capture)\b.*")
 # A cell whose text is a file in the working folder. Such a file is a script that a check starts.
 _WRITES = re.compile(r"\A\s*%%(?:writefile|file)[ \t]+(\w+\.py)[ \t]*(?:\n|\Z)")
@@ -30,10 +27,6 @@ _WRITES = re.compile(r"\A\s*%%(?:writefile|file)[ \t]+(\w+\.py)[ \t]*(?:\n|\Z)")
 _MODULES = {"torch", "nn", "F", "dist", "np", "numpy", "os", "sys", "math", "time", "random", "plt",
             "functools", "itertools", "dataclasses", "contextlib", "lab", "labs"}
 _SETTINGS = ("manual_seed", "seed", "set_", "use_")
-
-
-class Unreadable(Exception):
-    """A file that is no notebook, or none of the workbook's."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +53,11 @@ class Submission:
         code = json.dumps([self.lesson.name, [[cell.id, cell.source] for cell in self.cells]])
         return hashlib.sha256(code.encode(errors="replace")).hexdigest()
 
+    @cached_property
+    def layout(self) -> tuple[list["Part"], list[int]]:
+        """What `parts` returns of it: each exercise asks for it."""
+        return parts(self)
+
 
 @dataclass
 class Part:
@@ -74,50 +72,32 @@ class Part:
     file: str = ""
 
 
-def files_of(given: list[Path]) -> list[tuple[str, Path]]:
-    """(student, file), sorted: NAME.ipynb, or NAME/02_manual_ddp.ipynb, of files and folders. A
-    name that several files would have becomes the path below the given folder."""
-    relative = {}
-    for folder in given:
-        inside = sorted(folder.rglob("*.ipynb")) if folder.is_dir() else [folder]
-        for path in inside:
-            if ".ipynb_checkpoints" not in path.parts:
-                below = path.relative_to(folder) if folder.is_dir() else Path(path.name)
-                relative.setdefault(path.resolve(), below.with_suffix("").as_posix())
-    names = {path: [_student(path), below, str(path.with_suffix(""))]
-             for path, below in relative.items()}
-    for _ in range(2):  # a student's name, else the path below the folder, else the whole path
-        taken = Counter((left[0], _notebooks.number(path.stem)) for path, left in names.items())
-        for path, left in names.items():
-            if taken[left[0], _notebooks.number(path.stem)] > 1:
-                del left[0]
-    return sorted((left[0], path) for path, left in names.items())
-
-
-def _student(path) -> str:
-    return path.parent.name if _notebooks.number(path.stem) else path.stem
-
-
 def read(student: str, path: Path, lessons: list[Lesson]) -> Submission:
     """The submission in a file. Raises Unreadable."""
+    return parse_notebook(student, path, files.read(path), lessons)
+
+
+def parse_notebook(student: str, path: Path, data: bytes, lessons: list[Lesson]) -> Submission:
+    """The submission that a file's bytes are. Raises Unreadable."""
     try:
-        if path.stat().st_size > LARGEST:
-            raise Unreadable(f"has {path.stat().st_size / 1e6:.0f} MB: no notebook needs that")
-        found = json.loads(path.read_bytes())
-        cells = [_code(number, cell) for number, cell in enumerate(
-            (cell for cell in found["cells"] if cell["cell_type"] == "code"), 1)]
-    except Unreadable:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError,
+        found = [cell for cell in json.loads(data)["cells"] if cell["cell_type"] == "code"]
+        if len(found) > limits.CELLS:
+            raise Unreadable(f"has {len(found):,} code cells: no notebook needs more than "
+                             f"{limits.CELLS:,}")
+        cells = [_code(number, cell) for number, cell in enumerate(found, 1)]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError,
             MemoryError) as error:
         raise Unreadable(f"is no notebook ({type(error).__name__})") from None
+    if (length := sum(len(cell.source) for cell in cells)) > limits.CODE:
+        raise Unreadable(f"has {length:,} characters of code: no notebook needs more than "
+                         f"{limits.CODE:,}")
     return Submission(student, path, _lesson_of(cells, lessons), cells)
 
 
 def _code(number, cell) -> Code:
     source = cell["source"]
     source = source if isinstance(source, str) else "".join(source)
-    return Code(number, str(cell.get("id", "")), source[:LONGEST_CELL])
+    return Code(number, str(cell.get("id", ""))[:100], source[:limits.CELL])
 
 
 def _lesson_of(cells, lessons) -> Lesson:
@@ -207,28 +187,33 @@ def needed(submission: Submission, exercise: Exercise) -> list[tuple[Part, list[
     """The statements that an exercise needs: (cell, indices in its body), all of them of a script
     that its check is given by its name. What stands below the
     check's cell is not there yet when it is called."""
-    all_parts, places = parts(submission)
+    all_parts, places = submission.layout
     all_parts = all_parts[:places[exercise.cell] + 1]
-    statements = [(part, index, bound(node), loaded(node)) for part in all_parts
-                  for index, node in enumerate(part.body)]
     given = [syntax.parse(text) for text in exercise.arguments]
-    names = {name for tree in given for name in loaded(tree)}
     files = {each.value for tree in given for each in ast.walk(tree)
              if isinstance(each, ast.Constant)}
-    kept = {number for number, (part, *_) in enumerate(statements) if part.file in files}
-    grown = True
-    while grown:
-        grown = False
-        for number, (part, index, binds, loads) in enumerate(statements):
-            if number in kept or part.file:
-                continue
-            if binds & names or is_star_import(part.body[index]):
-                kept.add(number)
-                names |= loads
-                grown = True
-    return [(part, [index for number, (other, index, *_) in enumerate(statements)
-                    if other is part and number in kept]) for part in all_parts
-            if any(statements[number][0] is part for number in kept)]
+    kept = {(place, index) for place, part in enumerate(all_parts) if part.file in files
+            for index in range(len(part.body))}
+    # name -> the statements that bind it; each statement and each name is looked at once
+    binders, waiting = {}, []
+    for place, part in enumerate(all_parts):
+        for index, node in enumerate(() if part.file else part.body):
+            if is_star_import(node):
+                waiting.append((place, index))
+            for name in bound(node):
+                binders.setdefault(name, []).append((place, index))
+    for name in {name for tree in given for name in loaded(tree)}:
+        waiting += binders.pop(name, ())
+    while waiting:
+        place, index = waiting.pop()
+        if (place, index) not in kept:
+            kept.add((place, index))
+            for name in loaded(all_parts[place].body[index]):
+                waiting += binders.pop(name, ())
+    by_part = {}
+    for place, index in sorted(kept):
+        by_part.setdefault(place, []).append(index)
+    return [(all_parts[place], indices) for place, indices in by_part.items()]
 
 
 def _bound_by(body) -> set[str]:
@@ -269,12 +254,14 @@ def is_star_import(node: ast.stmt) -> bool:
 
 
 def _outside_functions(node) -> Iterator[ast.AST]:
-    """The node and what is in it, without the bodies of functions and classes."""
-    yield node
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
-        return
-    for child in ast.iter_child_nodes(node):
-        yield from _outside_functions(child)
+    """The node and what is in it, without the bodies of functions and classes. Without recursion:
+    code may be nested deeper than Python's stack."""
+    waiting = [node]
+    while waiting:
+        each = waiting.pop()
+        yield each
+        if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            waiting += ast.iter_child_nodes(each)
 
 
 def root_of(node: ast.expr) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import _notebooks
 
-from _grade.sandbox import PASSED
+from _grade.outcomes import PASSED
 
 
 def write(path: Path, done: list[dict], unreadable: list[tuple[str, str]]) -> None:

@@ -1,10 +1,12 @@
 """Imports once what all exercises need, and forks a process for each, which enters namespaces of
 its own. It never reads a submission: what a fork inherits from it is no secret.
 
-    python -m _grade.zygote SOCKET PACKAGE...
+    python -P -m _grade.zygote SOCKET USER PACKAGE...
 
-Over the socket come the plans, as JSON with three descriptors each: job, verdict and alarm. The
-answer is the number of the process that ends when nothing is left of the exercise.
+USER: the number to become, 0 to stay who it is. Without a package it imports nothing, and its forks
+look at what was handed in (look). Over the socket come the plans, as JSON with three descriptors
+each: job, verdict and alarm. The answer is a descriptor of the process that ends when nothing is
+left of the submission's: numbers of processes are others outside.
 """
 
 import contextlib
@@ -19,13 +21,14 @@ import sys
 import time
 from importlib import import_module
 
-from _grade import inside, namespaces
+from _grade import namespaces
 
 
-def main(descriptor: int, packages: list[str]) -> None:
+def main(descriptor: int, user: int, packages: list[str]) -> None:
     """Serves until the other end of the socket closes."""
+    if user:
+        namespaces.become(user)
     namespaces.die_with_parent()
-    sys.path.remove(os.getcwd())  # python -m puts it there
     _import_all(packages)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the grader ends what runs
@@ -41,12 +44,16 @@ def main(descriptor: int, packages: list[str]) -> None:
                 _run(json.loads(message), *descriptors)
             for each in descriptors:
                 os.close(each)
-            control.sendall(f"{child}\n".encode())
+            process = os.pidfd_open(child)
+            socket.send_fds(control, [b"started\n"], [process])
+            os.close(process)
 
 
 def _import_all(packages):
     """Everything that checks import, so that no fork has to."""
-    import_module("labs.workers.forkserver_preload")
+    names = ["labs.workers.forkserver_preload", "_grade.inside"] if packages else ["_grade.look"]
+    for name in names:
+        import_module(name)
     for package in packages:
         found = import_module(package)
         for module in pkgutil.walk_packages(found.__path__, f"{package}."):
@@ -56,30 +63,27 @@ def _import_all(packages):
 
 
 def _run(plan, job, verdict, alarm):
-    """In a fork: one exercise. Returns never."""
+    """In a fork: one exercise, or one file to look at. Returns never."""
     try:
         namespaces.die_with_parent()
-        os.umask(0o022)  # what is mounted must be open to the user of the namespaces
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         wait_for_the_job(job)
-        for path in plan["cgroups"]:
-            with open(path, "w") as file:
-                file.write(str(os.getpid()))
         os.environ.clear()
         os.environ.update(plan["environment"])
 
         def work():
-            _first_process(lambda: (_discard_output(),
-                                    inside.main(job, verdict, alarm, plan["root"])),
-                           (job, verdict, alarm))
+            namespaces.hide_memory()
+            _discard_output()
+            if "_grade.look" in sys.modules:
+                sys.modules["_grade.look"].main(job, verdict)
+            else:
+                sys.modules["_grade.inside"].main(job, verdict, alarm, plan["root"])
 
         limits = namespaces.Limits(**plan["limits"])
         if plan["isolated"]:
-            namespaces.run_isolated(plan["stage"], plan["shown"],
-                                    list(namespaces.OWN_FOLDERS), limits, work,
-                                    (job, verdict, alarm))
+            namespaces.run_isolated(plan["shown"], limits, work, (job, verdict, alarm))
         else:
-            _run_unsafe(plan["stage"], limits, work)
+            _run_unsafe(plan["folder"], limits, work)
         os._exit(0)
     except BaseException as error:
         with contextlib.suppress(OSError):
@@ -92,22 +96,6 @@ def wait_for_the_job(job):
     """Returns when the grader has this process's number in hand, which it says by sending the job:
     a process that ends earlier could not be waited for."""
     select.select([job], [], [])
-
-
-def _first_process(work, descriptors):
-    """Runs work() in a child and collects what ends, until the child does: with this process, the
-    first of its namespace, all others end."""
-    namespaces.hide_memory()
-    child = os.fork()
-    if child == 0:
-        namespaces.die_with_parent()
-        namespaces.or_exit(work)
-    for each in descriptors:
-        os.close(each)
-    while True:
-        pid, _ = os.waitpid(-1, 0)
-        if pid == child:
-            os._exit(0)
 
 
 def _discard_output():
@@ -150,4 +138,4 @@ def _call_subreaper():
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

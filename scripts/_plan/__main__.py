@@ -19,6 +19,7 @@ examples:
   scripts/plan Llama-3-8B --gpus 64xH100
   scripts/plan Llama-3-70B --gpus 512xH100 --tp 8 --pp 4 --sequence 8192 --batch 1024
   scripts/plan GPT-2 --gpus 8xA100-80 --sharding FSDP --calibrate step.json
+  scripts/plan mistralai/Mixtral-8x7B-v0.1 --gpus 64xH100 --ep 8
   scripts/plan Llama-3-8B --gpus 64xH100 --code nanotron --json
 
 exit code: 0; 1 where no plan fits, or the one that was asked for cannot be run; 2 if an argument is
@@ -54,8 +55,8 @@ def check(arguments):
         parser.add_argument("--" + name, dest=what, type=positive(int),
                             help=what.replace("_", "-") + ("" if name == "micro-batch"
                                                            else "-parallel ranks"))
-    parser.add_argument("--ep", type=positive(int), default=1,
-                        help="expert-parallel ranks: 1, more are not predicted yet")
+    parser.add_argument("--ep", dest="expert", type=positive(int),
+                        help="data-parallel ranks over which a layer's experts are divided")
     parser.add_argument("--sharding", choices=["DDP", "ZeRO-1", "FSDP", "HSDP"])
     parser.add_argument("--recompute", choices=["none", "selective", "full"])
     parser.add_argument("--offload", action="store_true", default=None,

@@ -31,7 +31,7 @@ def question(arguments) -> Question:
     code = _code(arguments)
     shape = shape_named(arguments.model)
     if reason := _impossible_experts(shape, arguments):
-        raise ValueError(reason)
+        raise ValueError(f"--ep {arguments.expert}: {reason}")
     # GPT-2 has no more positions than 1,024
     sequence = arguments.sequence or min(SEQUENCE, shape.positions or SEQUENCE)
     batch = arguments.batch
@@ -44,8 +44,9 @@ def question(arguments) -> Question:
     job.bytes_per_parameter  # noqa: B018  an unknown recipe is named here
     assumed.append(f"{code.name}; {_states(job)}")
     if shape.is_mixture:
-        assumed.append(f"every data-parallel rank computes with all {shape.experts} experts of a "
-                       f"layer, of which a token uses {shape.active_experts}")
+        assumed.append(f"a layer has {shape.experts} experts, of which a token uses "
+                       f"{shape.active_experts}, each as often as the others; without EP (--ep) "
+                       "every data-parallel rank computes with all of them")
     settings = {name: value for name in measured.OF_PLAN
                 if (value := getattr(arguments, name)) is not None}
     calibration = ""
@@ -55,13 +56,11 @@ def question(arguments) -> Question:
 
 
 def _impossible_experts(shape, arguments) -> str:
-    """Why there is no answer with expert-parallel ranks; empty if none are asked for."""
-    if arguments.ep == 1:
-        return ""
-    if not shape.is_mixture:
-        return f"--ep {arguments.ep}: {arguments.model} has no experts to divide over ranks"
-    return (f"--ep {arguments.ep}: neither memory nor seconds of expert parallelism are predicted "
-            f"yet; without --ep every rank computes with all {shape.experts} experts")
+    """Why no plan has so many expert-parallel ranks; empty if one may."""
+    size = arguments.expert or 1
+    if size > 1 and not shape.is_mixture:
+        return f"{arguments.model} has no experts to divide over ranks"
+    return f"{shape.experts} experts cannot be divided by it" if shape.experts % size else ""
 
 
 def _code(arguments) -> CodeBase:

@@ -11,9 +11,9 @@ from labs.predictions.plans.job import Job, Plan
 from labs.words import listed, with_article
 
 OF_PLAN = ("tensor", "pipeline", "data", "context", "micro_batch", "sharding", "recompute",
-           "stages", "offload")
+           "stages", "offload", "expert")
 SIZES = ("tensor", "pipeline", "context")
-_NAMES = {"tp": "tensor", "pp": "pipeline", "dp": "data", "cp": "context"}
+_NAMES = {"tp": "tensor", "pp": "pipeline", "dp": "data", "cp": "context", "ep": "expert"}
 
 
 def plan_of(gpus: int, settings: dict) -> Plan:

@@ -48,7 +48,8 @@ def _memory(answer) -> list[str]:
     sure = "" if high <= room else ("; above it within the interval, so try it before you rent"
                                     if answer.is_feasible else "")
     if answer.could_count:
-        found.append("            by a closed form within 10 %; --exact counts every tensor")
+        sure_of = "" if answer.job.shape.is_mixture else " within 10 %"
+        found.append(f"            by a closed form{sure_of}; --exact counts every tensor")
     return [*found, f"            {fitting}: {room / GB:.1f} GB of the {answer.job.gpu.name} are "
                     f"free beside CUDA and NCCL{sure}; {_interval(answer.memory_factors)} between "
                     f"{low / GB:.1f} and {high / GB:.1f}"]

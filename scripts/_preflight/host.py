@@ -2,13 +2,16 @@
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import psutil
+from _grade import bubblewrap
 from _unattended import nvidia_smi
 
-from _preflight.found import NOTE, STOP, Found, none, ok, worst
+from _preflight.found import NOTE, STOP, Found, none, note, ok, worst
 
 ROOT = Path(__file__).resolve().parents[2]
 GB = 10**9
@@ -130,3 +133,21 @@ def container() -> Found:
     if "KUBERNETES_SERVICE_HOST" in os.environ:
         return ok("in kubernetes", container="kubernetes")
     return ok("in none", container=None)
+
+
+def grading() -> Found:
+    """Whether scripts/grade can put what students hand in behind walls; nothing else needs it."""
+    if sys.platform != "linux":
+        return none("scripts/grade needs Linux")
+    if not bubblewrap.program():
+        return note("no bwrap", f"Only scripts/grade needs it: {bubblewrap.INSTALL}.")
+    # as an ordinary user, also where this is root: so does scripts/grade
+    user = {"user": 60_000, "group": 60_000, "extra_groups": []} if os.geteuid() == 0 else {}
+    done = subprocess.run([bubblewrap.program(), "--unshare-all", "--ro-bind", "/", "/", "--proc",
+                           "/proc", "true"], capture_output=True, text=True, cwd="/", **user)
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or ["bwrap says nothing"])[-1]
+        return note(why, "Only scripts/grade needs an ordinary user's namespaces: on Ubuntu sysctl "
+                         "kernel.apparmor_restrict_unprivileged_userns=0; in docker --security-opt "
+                         "seccomp=unconfined --security-opt systempaths=unconfined.")
+    return ok("in bubblewrap's sandbox")

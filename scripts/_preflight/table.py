@@ -31,7 +31,10 @@ ROWS = (
     Row("/dev/shm", "host.shared_memory", 20),
     Row("disk", "host.disk", 20),
     Row("limits", "host.limits", 20),
+    Row("busy", "students.load", 60, advice=DRIVER),
+    Row("students", "students.at_once", 60, advice=DRIVER),
     Row("container", "host.container", 20),
+    Row("grading", "host.grading", 20),
     Row("ports", "network.ports", 20),
     Row("ranks", "ranks.all_reduce", 180),
     Row("notebooks", "notebooks.running", 60, advice=DRIVER),
@@ -39,7 +42,7 @@ ROWS = (
     Row("bandwidth", "ranks.bandwidth", 240, full=True),
     Row("open sockets", "network.listening", 120, full=True),
 )
-PROGRAM = [sys.executable, "-m", "_preflight.row"]
+PROGRAM = [sys.executable, "-P", "-m", "_preflight.row"]
 _WIDTH = max(len(row.name) for row in ROWS)
 
 

@@ -111,7 +111,7 @@ class Session:
             return self._ended(path, runner.Result(
                 path.stem, SKIPPED, why=f"takes about {usual / 60:.1f} minutes, for which the "
                                         f"{limit} that are left are not enough"))
-        command = [sys.executable, "-m", "_solutions.execute", str(path), str(self._out),
+        command = [sys.executable, "-P", "-m", "_solutions.execute", str(path), str(self._out),
                    str(60 * self._options.cell_minutes)]
         for name in (f"{path.stem}.json", f"{path.stem}.records.jsonl"):
             (self._out / name).unlink(missing_ok=True)  # of an earlier run

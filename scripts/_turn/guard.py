@@ -21,7 +21,7 @@ def start(identity: str, descriptors: list[int], folder: Path) -> subprocess.Pop
     """Starts the guard of the turn with this identity and temporary folder. It begins when its
     stdin closes, and removes the folder unless it has read OVER there."""
     # A session of its own: an interrupt or a hang-up of the terminal must not end it.
-    return subprocess.Popen([sys.executable, "-m", "_turn.guard", identity, str(folder)],
+    return subprocess.Popen([sys.executable, "-P", "-m", "_turn.guard", identity, str(folder)],
                             pass_fds=descriptors, stdin=subprocess.PIPE, start_new_session=True,
                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True)
 

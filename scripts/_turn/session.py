@@ -164,8 +164,8 @@ class Turn:
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, self.node.cores_of(self.names))
         # A cell may take all minutes: there is no limit for one alone.
-        command = [sys.executable, "-m", "_solutions.execute", str(self.copy), str(self.results),
-                   str(10 * self.seconds)]
+        command = [sys.executable, "-P", "-m", "_solutions.execute", str(self.copy),
+                   str(self.results), str(10 * self.seconds)]
         began = time.monotonic()
         try:
             self.result = runner.run(self.copy.stem, command, self.results / "log", self.seconds,

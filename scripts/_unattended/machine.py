@@ -33,8 +33,8 @@ def asked() -> dict:
     """What `found` returns, from a process of its own: the question makes a CUDA context, and the
     process that asks must hold none of the GPU's memory. Without GPUs if that fails."""
     try:
-        done = subprocess.run([sys.executable, "-m", "_unattended.machine"], capture_output=True,
-                              text=True, timeout=ANSWER)
+        done = subprocess.run([sys.executable, "-P", "-m", "_unattended.machine"],
+                              capture_output=True, text=True, timeout=ANSWER)
     except subprocess.TimeoutExpired:
         print(f"torch did not say within {ANSWER} s which GPUs there are.", file=sys.stderr)
         return {"gpus": []}
@@ -83,7 +83,7 @@ def memory_left(before: list[int], seconds: float = 10.0) -> float | None:
 def _print_reports():
     """What the driver says of the links, and torch of everything: for the log."""
     for command in (["nvidia-smi"], ["nvidia-smi", "topo", "-m"],
-                    [sys.executable, "-m", "torch.utils.collect_env"]):
+                    [sys.executable, "-P", "-m", "torch.utils.collect_env"]):
         print(f"\n$ {' '.join(command)}", flush=True)
         try:
             subprocess.run(command, timeout=60)

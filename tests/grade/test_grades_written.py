@@ -28,9 +28,10 @@ def test_a_line_names_the_notebook_by_its_number():
 def test_a_name_leads_nowhere_else(tmp_path):
     folder = tmp_path / "pages"
     folder.mkdir()
-    feedback.write(folder, [record("../../etc"), record("class"), record("a<b>"), record("A-b")])
+    feedback.write(folder, [record("../../etc"), record("class"), record("a<b>"), record("A-b"),
+                            record("\u597d" * 300), record("\u597d" * 301)])
     assert {path.name for path in tmp_path.iterdir()} == {"pages"}
-    assert len(list(folder.iterdir())) == 6
+    assert len(list(folder.iterdir())) == 8
 
 
 def test_wrong_answers_that_differ_in_numbers_are_one_kind():

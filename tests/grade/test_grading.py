@@ -2,13 +2,15 @@
 
 import csv
 import json
+import os
 import re
 import shutil
 import sys
 
 import pytest
-from _grade import namespaces, session
+from _grade import bubblewrap, look, session
 from _grade.__main__ import check
+from _grade.files import Unreadable
 from _grade.sandbox import BROKEN, PASSED, TIMED_OUT, WRONG, Graded, Unavailable
 from grading import ROOT, students
 
@@ -25,6 +27,12 @@ class Said:
 
     def probe(self):
         pass
+
+    def look(self, data, known):
+        found = look.look_through(data, look.Known.of_json(known))
+        if "unreadable" in found:
+            raise Unreadable(found["unreadable"])
+        return found
 
     def grade(self, work):
         source = work["cells"][-1]["source"]
@@ -121,7 +129,7 @@ def test_an_interrupt_leaves_what_was_done(run, monkeypatch):
     run.write("ada", students.RIGHT[0])
     run.write("bob", students.RIGHT[1])
     run.write("eve", students.RIGHT[2])
-    monkeypatch.setattr(Said, "ends", ["zeros_like"])
+    monkeypatch.setattr(Said, "ends", ["result = 0"])
     code, rows = run()
     assert code == 130 and set(rows) == {"ada"} and rows["ada"]["points"] == "1"
     monkeypatch.setattr(Said, "ends", [])
@@ -164,12 +172,24 @@ def test_a_file_that_cannot_be_read_has_a_row(run, tmp_path):
 
 
 def test_a_checkout_that_would_be_hidden_has_a_sentence_of_its_own(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(namespaces, "shown_paths", lambda _: ["/tmp/workbook/labs"])
+    monkeypatch.setattr(bubblewrap, "shown_paths", lambda _: ["/tmp/workbook/labs"])
     path = tmp_path / "ada.ipynb"
     path.write_text(json.dumps(students.notebook(students.RIGHT[0])))
     options = check([str(path), "--out", str(tmp_path / "g.csv")])
     assert session.run(options, [path], tmp_path / "g.csv") == 3
     assert "/tmp/workbook/labs is needed to grade, but /tmp is" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user stays who it is")
+def test_a_checkout_that_is_roots_alone_has_a_sentence_of_its_own(tmp_path, monkeypatch, capsys):
+    (tmp_path / "labs").mkdir(mode=0o700)
+    monkeypatch.setattr(bubblewrap, "program", lambda: "bwrap")
+    monkeypatch.setattr(bubblewrap, "hidden", lambda _: "")
+    monkeypatch.setattr(bubblewrap, "shown_paths", lambda _: [str(tmp_path / "labs")])
+    options = check([str(tmp_path), "--out", str(tmp_path / "g.csv")])
+    (tmp_path / "ada.ipynb").write_text("{}")
+    assert session.run(options, [tmp_path], tmp_path / "g.csv") == 3
+    assert f"chmod -R go+rX {tmp_path}/labs" in capsys.readouterr().err
 
 
 def test_without_linux_there_is_a_sentence(monkeypatch, tmp_path, capsys):
@@ -197,6 +217,34 @@ def test_without_namespaces_it_says_what_cannot_be_guaranteed(tmp_path, monkeypa
     said = capsys.readouterr().err
     assert "unshare: Operation not permitted" in said and "--unsafe" in said
     assert not (tmp_path / "g.csv").exists()
+
+
+def test_without_bubblewrap_it_says_how_to_install_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(bubblewrap, "program", str)
+    path = tmp_path / "ada.ipynb"
+    path.write_text(json.dumps(students.notebook(students.RIGHT[0])))
+    options = check([str(path), "--out", str(tmp_path / "g.csv")])
+    assert session.run(options, [path], tmp_path / "g.csv") == 3
+    said = capsys.readouterr().err
+    assert "apt-get install bubblewrap" in said and "--unsafe" in said
+    assert not (tmp_path / "g.csv").exists()
+
+
+def test_what_the_reader_cannot_do_is_one_submissions_alone(run, monkeypatch):
+    look_at, asked = Said.look, []
+
+    def fail_once(self, data, known):
+        asked.append(data)
+        if len(asked) == 1:
+            raise OSError("no descriptors left")
+        return look_at(self, data, known)
+
+    monkeypatch.setattr(Said, "look", fail_once)
+    run.write("ada", students.RIGHT[0])
+    run.write("bob", students.RIGHT[0])
+    code, rows = run()
+    assert code == 1 and "no descriptors left" in rows["ada"]["flagged"]
+    assert rows["bob"]["points"] == "1"
 
 
 def test_a_grader_repeats_the_numbers_of_checks(monkeypatch):

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,10 +15,20 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from _grade import inside, namespaces, session, submissions
+from _grade import bubblewrap, cgroups, inside, look, namespaces
 from _grade import sandbox as sandboxes
+from _grade.files import Unreadable
 from _grade.sandbox import BROKEN, FLAGGED, PASSED, Sandbox
-from grading import ROOT, grade, needs_namespaces, on_the_check, on_the_machine, students
+from grading import (
+    ROOT,
+    grade,
+    grade_one,
+    looked_at,
+    needs_namespaces,
+    on_the_check,
+    on_the_machine,
+    students,
+)
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +62,44 @@ def test_what_a_submission_sees(sandbox, lessons, tmp_path):
 @needs_namespaces
 def test_a_process_that_ends_at_once_has_no_verdict(sandbox, lessons, tmp_path, monkeypatch):
     """And what follows it is graded."""
-    group = SimpleNamespace(members=["/nowhere/cgroup.procs"], remove=lambda: None)
+    def end(_, process):
+        os.kill(process, signal.SIGKILL)
+
     with monkeypatch.context() as patched:
-        patched.setattr(sandboxes.cgroups, "Group", lambda *_: group)
+        patched.setattr(cgroups.Group, "take", end)
         found = grade(sandbox, lessons, students.RIGHT[0], tmp_path / "ada.ipynb")
     assert found.outcome == BROKEN
     assert grade(sandbox, lessons, students.RIGHT[0], tmp_path / "ada.ipynb").outcome == PASSED
+
+
+@needs_namespaces
+def test_an_interrupt_while_it_starts_leaves_nothing_behind(monkeypatch):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    before = psutil.Process().children()
+    monkeypatch.setattr(Sandbox, "_line", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        Sandbox([])
+    assert psutil.Process().children() == before
+
+
+@needs_namespaces
+def test_what_takes_too_long_to_look_through_ends(lessons, monkeypatch):
+    known = look.Known(lessons, frozenset()).as_json()
+    data = json.dumps(students.notebook(students.RIGHT[0])).encode()
+    found = Sandbox([])
+    try:
+        assert found.look(data, known)["lesson"] == "02_manual_ddp"
+        monkeypatch.setattr(sandboxes, "LOOK_SECONDS", 0.001)
+        with pytest.raises(Unreadable, match="takes more than 0.001 s to look through"):
+            found.look(data, known)
+        monkeypatch.setattr(sandboxes, "LOOK_SECONDS", 30)
+        monkeypatch.setattr(sandboxes, "LOOK_MEMORY", 10**6)
+        with pytest.raises(Unreadable, match="cannot be looked through|MemoryError"):
+            found.look(data, known)
+    finally:
+        found.close()
 
 
 @pytest.mark.slow
@@ -85,13 +128,13 @@ def test_the_guard_cannot_be_found(sandbox, lessons, tmp_path):
 GRADER = """
 import json, sys
 from pathlib import Path
-from _grade import session, submissions
+from _grade import session
 from _grade.lessons import read_lessons
 from _grade.sandbox import Sandbox
-lessons = read_lessons(Path(sys.argv[1]))
-one = submissions.read("ada", Path(sys.argv[2]), lessons)
+from grading import grade_one, looked_at
+one = looked_at(Path(sys.argv[2]), read_lessons(Path(sys.argv[1])))
 sandbox = Sandbox(["labs.manual_ddp"], sys.argv[3] == "True", seconds=60)
-session.grade_exercise(sandbox, one, one.lesson.exercises[0])
+grade_one(sandbox, one, one.lesson.exercises[0])
 """
 
 
@@ -104,7 +147,8 @@ def test_nothing_outlives_a_grader_that_is_killed(tmp_path, isolated):
     temporary.chmod(0o711)
     grader = subprocess.Popen(
         [sys.executable, "-c", GRADER, ROOT, tmp_path / "a.ipynb", str(isolated)],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}", "TMPDIR": str(temporary)})
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}:{ROOT / 'tests'}",
+             "TMPDIR": str(temporary)})
     try:
         deadline = time.monotonic() + 90
         while not (below := running_of(grader.pid)) and time.monotonic() < deadline:
@@ -116,70 +160,111 @@ def test_nothing_outlives_a_grader_that_is_killed(tmp_path, isolated):
     _, alive = psutil.wait_procs(below, timeout=10)
     shutil.rmtree(temporary)
     assert below and not alive
+    cgroups.remove_left_behind()
+    assert [*Path("/sys/fs/cgroup").glob(f"**/workbook-{grader.pid}-*")] == []
 
 
 def running_of(grader: int) -> list[psutil.Process]:
-    """The processes below a grader, once the exercise has begun: then one that is not the zygote
+    """The processes below a grader, once the exercise has begun: then one that is below the zygote
     has computed for a while."""
     try:
-        zygotes = psutil.Process(grader).children()
-        below = [each for zygote in zygotes for each in zygote.children(recursive=True)]
+        all_of_them = psutil.Process(grader).children(recursive=True)
+        zygotes = [one for one in all_of_them if "_grade.zygote" in one.cmdline()
+                   and not one.name().startswith("bwrap")]
+        below = [each for one in zygotes[:1] for each in one.children(recursive=True)]
         busy = [one for one in below if sum(one.cpu_times()[:2]) > 1]
     except psutil.NoSuchProcess:  # one has just ended: nothing has begun yet
         return []
-    return [*zygotes, *below] if busy else []
+    return all_of_them if busy else []
+
+
+# Both walls, and behind them an expression's value. The first argument is a folder to see.
+WALLS = """
+import os, subprocess, sys
+from _grade import bubblewrap, namespaces
+code, folder, said = sys.argv[1:]
+info, told = os.pipe()
+around, files = bubblewrap.around_zygote(["/usr", folder, sys.path[1]], told)
+if "inside" not in os.environ:
+    os.environ["inside"] = ""
+    command = [*around, sys.executable, "-c", code, code, folder, said]
+    raise SystemExit(subprocess.run(command, pass_fds=files).returncode)
+if os.geteuid() == 0:
+    namespaces.become(60_001)
+namespaces.run_isolated([folder], namespaces.Limits(),
+                        lambda: print(eval(said), flush=True))
+"""
+
+
+def said_behind_walls(python, grader, folder, expression, **options) -> str:
+    """grader: the folder that has _grade/."""
+    done = subprocess.run([python, "-c", WALLS, WALLS, folder, expression], text=True,
+                          capture_output=True, env={"PYTHONPATH": str(grader),
+                                                    "PATH": os.environ["PATH"]}, **options)
+    return done.stdout or done.stderr
 
 
 @pytest.mark.slow
 @needs_namespaces
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.skipif(not os.access("/usr/bin/python3", os.X_OK), reason="nobody needs a Python")
-def test_an_ordinary_user_can_grade(tmp_path):
+def test_an_ordinary_user_can_grade():
     """As nobody, from a copy: the namespaces are those that an ordinary user may make."""
-    code = ("import os, sys; from _grade import namespaces; "
-            "namespaces.run_isolated(sys.argv[1], ['/usr'], ['/student', '/tmp'], "
-            "namespaces.Limits(), lambda: print(os.getuid(), os.getpid(), "
-            "sorted(os.listdir('/')), flush=True))")
-    copy = tmp_path / "_grade"
-    shutil.copytree(ROOT / "scripts" / "_grade", copy)
     folder = Path("/var/tmp") / f"grade-test-{os.getpid()}"
-    shutil.copytree(tmp_path, folder)
-    (folder / "stage").mkdir()
+    shutil.copytree(ROOT / "scripts" / "_grade", folder / "grader" / "_grade")
+    (folder / "labs").mkdir()
     subprocess.run(["chown", "-R", "nobody", folder], check=True)
-    python = "/usr/bin/python3"
     try:
-        done = subprocess.run([python, "-c", code, str(folder / "stage")], user="nobody",
-                              capture_output=True, text=True, cwd=folder)
+        said = said_behind_walls(
+            "/usr/bin/python3", folder / "grader", folder / "labs",
+            "os.getuid(), os.getpid(), sorted(os.listdir('/')), os.listdir('/var/tmp')",
+            user="nobody", cwd=folder)
     finally:
         shutil.rmtree(folder)
-    assert done.stdout.startswith("1000 1 ['bin'"), done.stderr
+    assert said.startswith("(1000, 3, ['bin', 'dev', 'etc', 'lib'"), said
+    assert said.endswith(f"['{folder.name}'])\n")
 
 
 @pytest.mark.slow
 @needs_namespaces
 @pytest.mark.skipif(not os.access("/home", os.W_OK), reason="needs a folder below /home")
-def test_a_checkout_below_home_is_seen():
-    code = ("import os, sys; from _grade import namespaces; folder = sys.argv[2]; "
-            "namespaces.run_isolated(sys.argv[1], ['/usr', folder + '/labs'], "
-            "list(namespaces.OWN_FOLDERS), namespaces.Limits(), lambda: print("
-            "os.listdir(folder), os.listdir(folder + '/labs'), os.getcwd(), flush=True))")
-    folder = Path("/home") / f"grade-test-{os.getpid()}"
-    (folder / "labs").mkdir(parents=True)
-    (folder / "labs" / "here.py").touch()
-    (folder / "stage").mkdir()
+def test_a_checkout_below_a_closed_home_is_seen():
+    """As root; the user of the sandbox could not go there by itself."""
+    home = Path("/home") / f"grade-test-{os.getpid()}"
+    (home / "book" / "labs").mkdir(parents=True)
+    (home / "book" / "labs" / "here.py").touch()
+    (home / "book" / "solutions").mkdir()
+    home.chmod(0o700)
     try:
-        done = subprocess.run([sys.executable, "-c", code, folder / "stage", folder], text=True,
-                              capture_output=True, env={"PYTHONPATH": str(ROOT / "scripts")})
+        said = said_behind_walls(
+            "/usr/bin/python3", ROOT / "scripts", home / "book" / "labs",
+            f"os.listdir('{home}/book'), os.listdir('{home}/book/labs'), os.getcwd()")
     finally:
-        shutil.rmtree(folder)
-    assert done.stdout == "['labs'] ['here.py'] /student\n", done.stderr
+        shutil.rmtree(home)
+    assert said == "(['labs'], ['here.py'], '/student')\n"
+
+
+@pytest.mark.slow
+@needs_namespaces
+def test_what_it_may_write_it_may_not_run():
+    """bubblewrap's own tmpfs would let it."""
+    said = said_behind_walls(
+        "/usr/bin/python3", ROOT / "scripts", ROOT / "labs",
+        "[open(p + '/x', 'w').write('#!/bin/sh') and os.chmod(p + '/x', 0o755) or "
+        "subprocess.run(['sh', '-c', p + '/x'], stderr=subprocess.DEVNULL).returncode "
+        "for p in bubblewrap.OWN_FOLDERS], "
+        "[line.split()[3][:2] for line in open('/proc/mounts') if line.split()[1] in ('/', '/usr')]"
+        ", subprocess.run(['unshare', '-U', 'true'], stderr=subprocess.DEVNULL).returncode, "
+        "[line for line in open('/proc/self/status') if line.startswith(('CapEff', 'NoNew'))]")
+    assert said == ("([126, 126, 126], ['ro', 'ro'], 1, ['CapEff:\\t0000000000000000\\n', "
+                    "'NoNewPrivs:\\t1\\n'])\n")
 
 
 @pytest.mark.parametrize(("shown", "hidden"), [
     (["/usr", "/home/ada/workbook/labs"], ""), (["/tmp/workbook/labs"], "/tmp/workbook/labs"),
     (["/dev/shm/labs"], "/dev/shm/labs"), (["/tmpfoo/labs"], "")])
 def test_what_an_empty_folder_hides_is_known_before(shown, hidden):
-    assert namespaces.hidden(shown) == hidden
+    assert bubblewrap.hidden(shown) == hidden
 
 
 def test_a_class_that_is_called_says_when_it_returned(monkeypatch):
@@ -201,6 +286,7 @@ def test_a_class_that_is_called_says_when_it_returned(monkeypatch):
 
 @pytest.mark.slow
 def test_unsafe_grades_too(lessons, tmp_path):
+    before = sorted(Path(bubblewrap.HOME).rglob("*"))
     found = Sandbox(["labs.manual_ddp"], isolated=False, seconds=60)
     try:
         right = grade(found, lessons, students.RIGHT[0], tmp_path / "a.ipynb")
@@ -209,6 +295,7 @@ def test_unsafe_grades_too(lessons, tmp_path):
     finally:
         found.close()
     assert (right.outcome, walks.outcome) == (PASSED, FLAGGED)
+    assert sorted(Path(bubblewrap.HOME).rglob("*")) == before
 
 
 # A formula, a class, an optimizer, sharding, a checkpoint, a trace.
@@ -219,13 +306,14 @@ KINDS = ("1.3", "2.4", "3.2", "4.1", "4.7", "5.9")
 @needs_namespaces
 def test_the_solutions_pass(lessons):
     """One exercise of each kind; all of them, by hand: scripts/grade solutions --out all.csv."""
-    work = [(submissions.read("solution", ROOT / "solutions" / f"{lesson.name}.ipynb", lessons),
-             exercise) for lesson in lessons for exercise in lesson.exercises
+    work = [(one, exercise) for lesson in lessons
+            for one in [looked_at(ROOT / "solutions" / f"{lesson.name}.ipynb", lessons)]
+            for exercise in lesson.exercises
             if exercise.number in KINDS]
     found = Sandbox([lesson.package for lesson in lessons], seconds=120)
     try:
         with ThreadPoolExecutor(2) as pool:
-            graded = [*pool.map(lambda each: session.grade_exercise(found, *each), work)]
+            graded = [*pool.map(lambda each: grade_one(found, *each), work)]
     finally:
         found.close()
     assert [exercise.number for _, exercise in work] == [*KINDS]

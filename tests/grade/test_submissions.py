@@ -7,7 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from _grade import session, static_look, submissions
+from _grade import files, look, session, static_look, submissions
 from _grade.lessons import CleanCell, Exercise, Lesson
 from grading import ROOT, on_the_check, students
 
@@ -108,9 +108,17 @@ class Asked:
         return work
 
 
+def graded(one):
+    """What comes of its only exercise, or what its sandbox is given."""
+    data = json.dumps({"cells": [{"cell_type": "code", "id": cell.id, "source": cell.source}
+                                 for cell in one.cells]}).encode()
+    found = look.look_through(data, look.Known([one.lesson], static_look.notebooks_imports()))
+    return session.grade_exercise(Asked(), one.lesson, one.lesson.exercises[0], found)
+
+
 def test_a_script_goes_to_the_sandbox_as_a_file():
     one = with_script(CLEAN[0].source, "%%writefile train.py\nprint(1)", CLEAN[2].source)
-    work = session.grade_exercise(Asked(), one, WITH_SCRIPT.exercises[0])
+    work = graded(one)
     assert work["cells"] == [{"name": "cell 2", "source": "print(1)", "keep": [0],
                               "file": "train.py"}]
 
@@ -123,7 +131,7 @@ def test_a_script_goes_to_the_sandbox_as_a_file():
     ("%%writefile train.py\nimport socket", "flagged", "cell 2 imports socket")])
 def test_what_is_said_of_a_script_that_does_not_run(source, outcome, words):
     one = with_script(CLEAN[0].source, source, CLEAN[2].source)
-    found = session.grade_exercise(Asked(), one, WITH_SCRIPT.exercises[0])
+    found = graded(one)
     assert found.outcome == outcome and words in found.sentence
 
 
@@ -148,7 +156,7 @@ def test_an_editor_that_renames_cells_loses_nothing(submitted):
 def test_a_file_that_is_no_notebook(lessons, tmp_path, text):
     path = tmp_path / "ada.ipynb"
     path.write_text(text)
-    with pytest.raises(submissions.Unreadable):
+    with pytest.raises(files.Unreadable):
         submissions.read("ada", path, lessons)
 
 
@@ -162,15 +170,38 @@ def test_each_file_has_a_student(tmp_path):
     for name in ("ada/02_manual_ddp", "bob/02_manual_ddp", "week1/eve", "week2/eve", "zoe"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / f"{name}.ipynb").touch()
-    found = [student for student, _ in submissions.files_of([tmp_path])]
+    found = [student for student, _ in files.files_of([tmp_path])]
     assert found == ["ada", "bob", "week1/eve", "week2/eve", "zoe"]
+
+
+@pytest.mark.parametrize(("name", "displayed"), [
+    ("ada", "ada"), ("\x1b[2J", "\\x1b[2J"), ("\\x1b", "\\\\x1b"), ("\udcff", "\\xff"),
+    ("\x85", "\\u0085"), ("a\nb", "a\\x0ab"), ("\u202e\ud800", "\\u202e\\ud800"),
+    ("\U000e0001", "\\U000e0001"), ("\u597d\u00fc \U0001f600", "\u597d\u00fc \U0001f600")])
+def test_a_name_is_shown_without_what_moves_a_cursor(name, displayed):
+    assert files.shown(name) == displayed
+
+
+def test_links_and_closed_folders_are_named_and_not_followed(tmp_path):
+    (tmp_path / "ada").mkdir()
+    (tmp_path / "ada" / "eve.ipynb").touch()
+    for link, target in (("ada/up", ".."), ("ada/notes", "eve.ipynb"), ("bob.ipynb", "bob.ipynb")):
+        (tmp_path / link).symlink_to(target)
+    found = files.files_of([tmp_path, tmp_path / "bob.ipynb"])
+    assert [student for student, _ in found] == ["bob", "eve", "up"]
+    for student, path in found:
+        if student == "eve":
+            assert files.read(path) == b""
+        else:
+            with pytest.raises(files.Unreadable, match="a link, which is not followed"):
+                files.read(path)
 
 
 def test_two_notebooks_of_a_student_that_share_their_digits(tmp_path):
     (tmp_path / "ada").mkdir()
     for name in ("07a_tensor_parallel", "07b_pipeline_parallel"):
         (tmp_path / "ada" / f"{name}.ipynb").touch()
-    assert [student for student, _ in submissions.files_of([tmp_path])] == ["ada", "ada"]
+    assert [student for student, _ in files.files_of([tmp_path])] == ["ada", "ada"]
 
 
 def test_a_solution_is_named_also_by_a_number_with_a_letter():
@@ -184,7 +215,7 @@ def test_weeks_below_each_student(tmp_path, name):
     for path in paths:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / f"{path}.ipynb").touch()
-    assert [student for student, _ in submissions.files_of([tmp_path])] == paths
+    assert [student for student, _ in files.files_of([tmp_path])] == paths
 
 
 @pytest.mark.parametrize("name", on_the_check.SEEN)

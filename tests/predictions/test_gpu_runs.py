@@ -61,6 +61,8 @@ def test_a_row_of_nanotron_is_the_run_that_it_prints(runs):
     ("memory", "nanotron, DP and ZeRO-1", 2), ("memory", "nanotron, TP", 7),
     ("memory", "nanotron, PP", 7), ("memory", "nanotron, TP and PP", 7),
     ("memory", "Megatron-LM, dense GPT", 4), ("memory", "prime-rl, FSDP2", 4),
+    ("seconds", "Megatron-LM, experts", 10), ("memory", "Megatron-LM, experts", 4),
+    ("memory", "prime-rl, experts, LoRA", 7), ("memory", "prime-rl, experts, FSDP2", 5),
     ("memory", "this workbook, FSDP2, a rank of 8", 10)])
 def test_the_median_error_of_a_group_is_within_its_bound(board, quantity, group, bound):
     ours = board.scores(quantity, group)[OURS]

@@ -89,6 +89,13 @@ WRONG = [
            - factor * step.kernels), "kernels_subtracted"),
     (other(launch=lambda step, seconds, factor: seconds / step.micro_batches / step.layers),
      "whole_step"),
+    (other(factor=lambda step, seconds: (seconds - step.once) / (
+        step.micro_batches * step.layers * step.kernels + step.head)), "head_once"),
+    (other(launch=lambda step, seconds, factor: step.layers * step.micro_batches
+           * host(step, seconds, factor)), "one_layer"),
+    (other(launch=lambda step, seconds, factor: (seconds - step.once - step.micro_batches * (
+        step.layers * step.kernels + step.head)) / step.micro_batches / step.layers),
+     "difference"),
     (other(launch=lambda step, seconds, factor: 1e3 * host(step, seconds, factor)),
      "in_milliseconds")]
 
@@ -151,6 +158,15 @@ class Corrected:
     def divided(step, factor, launch):
         return replace(step, kernels=step.kernels / factor, head=step.head / factor, launch=launch)
 
+    def launch_added(step, factor, launch):
+        return replace(corrected(step, factor, launch), launch=step.launch + launch)
+
+    def launch_as_predicted(step, factor, launch):
+        return replace(corrected(step, factor, launch), launch=step.launch)
+
+    def launch_like_kernels(step, factor, launch):
+        return replace(corrected(step, factor, launch), launch=factor * step.launch)
+
     def once_too(step, factor, launch):
         return replace(corrected(step, factor, launch), once=factor * step.once)
 
@@ -163,6 +179,8 @@ class Corrected:
     (Corrected.nothing, "no_step"), (Corrected.a_dictionary, "no_step"),
     (Corrected.as_it_was, "not_corrected"), (Corrected.head_as_it_was, "not_corrected head"),
     (Corrected.launch_times_factor, "launch_scaled"), (Corrected.divided, "inverted kernels"),
+    (Corrected.launch_added, "launch_added"), (Corrected.launch_as_predicted, "not_corrected"),
+    (Corrected.launch_like_kernels, "launch_scaled"),
     (Corrected.once_too, "wrong_number once"), (Corrected.in_place, "changes_input"),
     (lambda step: step, "wrong_signature")])
 def test_wrong_corrections(answer, expected):

@@ -64,29 +64,46 @@ class Answers:
         return solved(plans)
 
 
+def but(*names):
+    """Seconds without some parts."""
+    return lambda plan: sum(value for name, value in solution.step_parts(plan.step).items()
+                            if name not in names)
+
+
 WRONG = [
     (Answers.nothing, "nothing_returned"),
     (Answers.the_first_that_fits, "slower_choice"),
-    (Answers.raises_where_none_fits, "more_memory"),
+    (Answers.raises_where_none_fits, "raised_ValueError"),
     (Answers.a_name, "no_plan"),
     (Answers.the_slowest, "slower_choice"),
     (Answers.fastest_or_else_any, "does_not_fit"),
     (Answers.sorts_the_list, "changes_input"),
     (Answers.removes_from_the_list, "changes_input"),
-    (choose(fits=lambda plan: True), "may_not_fit"),
-    (choose(fits=lambda plan: plan.memory <= plan.free), "may_not_fit"),
-    (choose(fits=lambda plan: plan.memory_high < plan.free), "slower_choice"),
-    (choose(fits=lambda plan: plan.memory_high <= 80e9), "slower_choice"),
-    (alone(seconds), "more_memory"),
-    (choose(near=1.15), "slower_choice"),
-    (choose(near=1), "more_memory"),
-    (choose(last=lambda plan: -plan.memory_high), "more_memory"),
-    (alone(lambda plan: plan.memory_high), "slower_choice"),
+    (choose(fits=lambda plan: True), "no_limit"),
+    (choose(fits=lambda plan: plan.memory <= plan.free), "bare_memory"),
+    (choose(fits=lambda plan: plan.memory_high < plan.free), "strict_limit"),
+    (choose(fits=lambda plan: plan.memory_high <= 80e9), "own_limit"),
+    (alone(seconds), "fastest_alone"),
+    (choose(near=1), "fastest_alone"),
+    *((choose(near=near), "other_limit") for near in (1.04, 1.045, 1.055, 1.06, 1.07, 1.1)),
+    (choose(near=1.5), "slower_choice"),
+    (choose(last=lambda plan: -plan.memory_high), "most_memory"),
+    (choose(last=lambda plan: plan.memory), "least_of_bare"),
+    (choose(last=lambda plan: plan.memory_high - plan.memory), "least_interval"),
+    (choose(last=lambda plan: 0), "first_alike"),
+    (choose(last=lambda plan: plan.memory_high / plan.memory), "more_memory"),
+    (alone(lambda plan: plan.memory_high), "least_alone"),
     (alone(lambda plan: -plan.memory_high), "slower_choice"),
     (choose(key=lambda plan: plan.step.kernels), "slower_choice"),
     (choose(key=lambda plan: plan.step.micro_batches), "slower_choice"),
-    (choose(key=lambda plan: plan.step.layers * plan.step.kernels * plan.step.micro_batches),
-     "slower_choice")]
+    (choose(key=but("once")), "wrong_seconds"), (choose(key=but("head")), "wrong_seconds"),
+    (choose(key=but("head", "once")), "wrong_seconds"),
+    (choose(key=but("waiting for the host")), "wrong_seconds"),
+    (choose(key=but("kernels")), "slower_choice"),
+    (choose(key=lambda plan: max(solution.step_parts(plan.step).values())), "wrong_seconds"),
+    (choose(key=lambda plan: seconds(plan) / plan.step.micro_batches), "wrong_seconds"),
+    (choose(key=lambda plan: seconds(plan) - plan.step.head * (plan.step.micro_batches - 1)),
+     "wrong_seconds")]
 
 
 class Right:

@@ -62,6 +62,8 @@ WRONG = [
     (wrong(waiting=lambda step: None), "not_a_number"),
     (wrong(waiting=lambda step: 0), "host_missing"),
     (wrong(waiting=often(lambda step: step.launch)), "launch_counted"),
+    (wrong(waiting=often(lambda step: step.launch if step.launch > step.kernels else 0)),
+     "launch_counted"),
     (wrong(waiting=often(lambda step: step.launch - step.kernels)), "below_zero"),
     (wrong(waiting=often(lambda step: abs(step.launch - step.kernels))), "both_ways"),
     (wrong(waiting=often(lambda step: max(0, step.kernels - step.launch))), "gpu_counted"),

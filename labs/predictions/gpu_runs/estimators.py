@@ -8,12 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from labs.predictions.code_bases import Kept
-from labs.predictions.memory.parameters import block_size, norm_size
+from labs.predictions.memory.parameters import active_count, block_size, norm_size
+from labs.predictions.plans.experts import expert_copies
 from labs.predictions.plans.job import Job, Plan, training_run
-from labs.predictions.plans.memory import rank_memory, stage_parameters
+from labs.predictions.plans.memory import rank_memory, stage_experts, stage_parameters
 from labs.predictions.step_time import step_time
 from labs.predictions.step_time.constants import FITTED, Overheads
-from labs.predictions.step_time.efficiency import gpt_flops_per_token
+from labs.predictions.step_time.efficiency import flops_per_token, gpt_flops_per_token
 
 MFU = 0.4
 
@@ -32,7 +33,10 @@ class Estimator:
 
 def constant_mfu(job: Job, plan: Plan, stage: int = 0) -> float:
     """FLOPs of the model at 40 % of the GPUs' peak."""
-    tokens = job.batch * job.sequence
+    tokens, shape = job.batch * job.sequence, job.shape
+    if shape.is_mixture:
+        return tokens * flops_per_token(active_count(shape), shape.layers, shape.hidden,
+                                        job.sequence) / (job.gpus * job.gpu.flops * MFU)
     own = gpt_flops_per_token(job.shape.layers, job.shape.hidden, job.shape.vocabulary,
                               job.sequence)
     return tokens * own / (job.gpus * job.gpu.flops * MFU)
@@ -47,11 +51,14 @@ def kernels_and_bytes(job: Job, plan: Plan, stage: int = 0) -> float:
 def states(job: Job, plan: Plan, stage: int) -> float:
     """Parameters, gradients and optimizer state of a rank, 18 bytes a parameter divided as ZeRO
     divides them, and nothing else."""
-    own = stage_parameters(job, plan, stage)
-    shards = plan.data * plan.context
-    if plan.sharding == "FSDP":
-        return 18 * own / shards
-    return 6 * own + 12 * own / (shards if plan.sharding == "ZeRO-1" else 1)
+    found = 0.0
+    for own, shards in ((stage_parameters(job, plan, stage), plan.data * plan.context),
+                        (stage_experts(job, plan, stage), expert_copies(plan))):
+        if plan.sharding == "FSDP":
+            found += 18 * own / shards
+        else:
+            found += 6 * own + 12 * own / (shards if plan.sharding == "ZeRO-1" else 1)
+    return found
 
 
 def closed_form(job: Job, plan: Plan, stage: int) -> float:
@@ -68,12 +75,12 @@ def megatron_theoretical(job: Job, plan: Plan, stage: int) -> float | None:
 
     It counts activations as Korthikanti et al., 2022 (arXiv 2205.05198), table 2, does, where
     sequence parallelism is on and attention's scores are not kept; else 10 + 24 / TP bytes for each
-    element of the residual stream, and 5 % more. None for other stages, FSDP, context parallelism,
-    full recomputation and schedules other than 1F1B, of which it has no term.
+    element of the residual stream, and 5 % more. None for experts, other stages, FSDP, context
+    parallelism, full recomputation and schedules other than 1F1B, of which there is no term here.
     Source: https://github.com/NVIDIA/Megatron-LM, megatron/training/theoretical_memory_usage.py
     @00caa53, `report_theoretical_memory`.
     """
-    if (stage or plan.sharding not in ("DDP", "ZeRO-1") or plan.context > 1
+    if (stage or job.shape.is_mixture or plan.sharding not in ("DDP", "ZeRO-1") or plan.context > 1
             or plan.recompute == "full" or plan.schedule != "1F1B"):
         return None
     of_optimizer = 12 / (plan.data if plan.sharding == "ZeRO-1" else 1)
@@ -117,4 +124,4 @@ ESTIMATORS = (
     Estimator("closed form", "memory", closed_form),
     Estimator("states alone", "memory", states),
     Estimator("Megatron-LM's formula", "memory", megatron_theoretical,
-              "a pipeline's later stages, FSDP, context parallelism, full recomputation"))
+              "a pipeline's later stages, experts, FSDP, context parallelism, full recomputation"))

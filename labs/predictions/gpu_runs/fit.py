@@ -2,7 +2,8 @@
 
 As a program, `python -m labs.predictions.gpu_runs.fit`, it prints the constants of nanotron for
 code_bases.py, and how far they are off: on the rows that they were fitted to, and on one model's
-when they were fitted without it.
+when they were fitted without it. The one of each quantity that rows with experts have is printed
+for their code bases, and how far it is off on one test's rows when it was fitted without them.
 """
 
 import functools
@@ -47,6 +48,11 @@ MEMORY = Quantity(
     "memory", ("gathered", "steady", "buffers", "logit", "held", "fixed"),
     lambda job, plan, stage: sum(rank_memory(job, plan, stage).values()),
     lambda run: run.memory)
+
+
+OF_EXPERTS = {"seconds": replace(SECONDS, names=("experts",)),
+              "memory": replace(MEMORY, names=("dispatched",))}
+"""Quantity -> the same, fitted by the one constant that layers with experts have."""
 
 
 def with_constants(code: CodeBase, values: dict[str, float]) -> CodeBase:
@@ -116,6 +122,35 @@ def nanotron_without(model: str, quantity: Quantity) -> CodeBase:
                NANOTRON, quantity)
 
 
+def with_fitted_experts(quantity: Quantity) -> tuple[str, ...]:
+    """Sources whose rows with experts were fitted. The host is not what prime-rl's wait for, so its
+    seconds were not."""
+    return ("Megatron-LM", "prime-rl") if quantity.name == "memory" else ("Megatron-LM",)
+
+
+def experts_runs(source: str, quantity: Quantity) -> list[GpuRun]:
+    """Rows of a code base with experts."""
+    return [run for run in measured_runs(source, quantity) if run.job.shape.is_mixture]
+
+
+def experts_group(run: GpuRun) -> str:
+    """What a row with experts is left out with: its test of Megatron-LM, its kind of prime-rl."""
+    return run.id.split()[0] if run.source == "Megatron-LM" else run.kind
+
+
+@functools.cache
+def experts_without(source: str, group: str, quantity: Quantity) -> dict[str, float]:
+    """The constant of `OF_EXPERTS`, fitted to all rows with experts of a code base but a group's;
+    group "": to all."""
+    asked = OF_EXPERTS[quantity.name]
+    runs = [run for run in experts_runs(source, quantity) if experts_group(run) != group]
+    # prime-rl fine-tunes with another loss: those rows are left out
+    code = runs[0].job.code
+    runs = [run for run in runs if run.job.code == code]
+    fitted = fit(runs, code, asked)
+    return {name: value_of(fitted, name) for name in asked.names}
+
+
 def unknown(code: CodeBase) -> CodeBase:
     """PyTorch with what anybody can know of a code base: what it keeps for a parameter and a logit,
     how it cuts stages, and whether it is compiled. The host's seconds for a layer are the mean of
@@ -127,14 +162,19 @@ def unknown(code: CodeBase) -> CodeBase:
 
 def predicted_without(run: GpuRun, quantity: Quantity) -> float:
     """The quantity of a run by constants that were fitted without its kind: of nanotron's rows
-    without those of the same model, and of other code bases as if nothing of them were known."""
+    without those of the same model, of rows with experts without those of the same group, and of
+    other code bases as if nothing of them were known."""
+    if run.job.shape.is_mixture and run.source in with_fitted_experts(quantity):
+        code = with_constants(run.job.code,
+                              experts_without(run.source, experts_group(run), quantity))
+        return quantity.of(replace(run.job, code=code), run.plan, run.stage)
     code = (nanotron_without(run.job.name, quantity) if run.source == "nanotron"
             else unknown(run.job.code))
     return quantity.of(replace(run.job, code=code), run.plan, run.stage)
 
 
 def main():
-    """Prints the constants of nanotron."""
+    """Prints the constants of nanotron, and those of layers with experts."""
     for quantity in (SECONDS, MEMORY):
         runs = measured_runs("nanotron", quantity)
         fitted = fit(runs, NANOTRON, quantity)
@@ -145,6 +185,12 @@ def main():
                    for run in runs]
         print(f"  median error of {len(runs)} rows: {np.median(errors):.1%}; each model's fitted "
               f"without it: {np.median(without):.1%}", flush=True)
+        for source in with_fitted_experts(quantity):
+            runs = experts_runs(source, quantity)
+            without = [abs(predicted_without(run, quantity) / quantity.measured(run) - 1)
+                       for run in runs]
+            print(f"  {source}, experts: {experts_without(source, '', quantity)}; of {len(runs)} "
+                  f"rows, each group's fitted without it: {np.median(without):.1%}", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
 `python -m labs.predictions.gpu_runs.intervals` takes some minutes and writes intervals.json, which
 `labs.predictions.plans.intervals` reads. Of nanotron the rows of one model are predicted with
-constants that were fitted to the other's; a code base that was not fitted stands for all of them,
-each predicted as if nothing of its own were known.
+constants that were fitted to the other's; of rows with experts, those of one test with constants
+that were fitted to the others; a code base that was not fitted stands for all of them, each
+predicted as if nothing of its own were known.
 """
 
 import json
@@ -23,6 +24,7 @@ from labs.predictions.gpu_runs.fit import (
     predicted_without,
     unknown,
 )
+from labs.predictions.gpu_runs.run import GpuRun
 from labs.predictions.plans import intervals
 from labs.predictions.step_time.fit import by_code_base, left_out
 from labs.predictions.step_time.published_runs import load_published_runs
@@ -54,22 +56,33 @@ def _kinds(quantity: Quantity) -> dict[str, list[float]]:
         found[kind_of(run.job, run.plan)].append(
             math.log(predicted_without(run, quantity) / quantity.measured(run)))
     for source in ("Megatron-LM", "prime-rl"):
-        runs = measured_runs(source, quantity)
+        for run in _measured(source, quantity, True):
+            if run.job.code.name in _CODE_BASES[quantity.name]:
+                found[kind_of(run.job, run.plan)].append(
+                    math.log(predicted_without(run, quantity) / quantity.measured(run)))
+        runs = _measured(source, quantity, False)
         for run, error in zip(runs, log_errors(runs, quantity).tolist(), strict=True):
             if run.job.code.name in _CODE_BASES[quantity.name]:
                 found[kind_of(run.job, run.plan)].append(error)
     return found
 
 
-def _new(quantity: Quantity) -> list[float]:
+def _measured(source, quantity, with_experts) -> list[GpuRun]:
+    return [run for run in measured_runs(source, quantity)
+            if run.job.shape.is_mixture == with_experts]
+
+
+def _new(quantity: Quantity, with_experts: bool = False) -> list[float]:
     """Log errors of each code base's rows as if it were not known, as many of each."""
     each = []
     for source in ("nanotron", "Megatron-LM", "prime-rl", "this workbook"):
-        runs = [run for run in measured_runs(source, quantity)
+        runs = [run for run in _measured(source, quantity, with_experts)
                 if quantity is MEMORY or run.plan.pipeline == 1 and run.plan.tensor <= 8]
+        if not runs:
+            continue
         plain = [replace(run, job=replace(run.job, code=unknown(run.job.code))) for run in runs]
         each.append(log_errors(plain, quantity).tolist())
-    if quantity is SECONDS:
+    if quantity is SECONDS and not with_experts:
         each += _published()
     size = min(max(len(errors) for errors in each), 200)
     return [error for errors in each for error in np.quantile(errors, np.linspace(0, 1, size))]
@@ -94,7 +107,9 @@ def main():
         intervals.FACTORS.write_text(json.dumps(known | found))
         intervals._read.cache_clear()
         kinds = {kind: factors(logs) for kind, logs in sorted(_kinds(quantity).items())}
-        found[quantity.name]["kinds"] = kinds | {intervals.NEW: factors(_new(quantity))}
+        found[quantity.name]["kinds"] = kinds | {
+            intervals.NEW: factors(_new(quantity)),
+            intervals.NEW_EXPERTS: factors(_new(quantity, with_experts=True))}
     intervals.FACTORS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(intervals.FACTORS.read_text())
 

@@ -1,8 +1,9 @@
 """Rows of prime-rl's benchmark: Qwen3 under FSDP2 with torch.compile, on 1 to 8 GPUs.
 
-Memory is what torch's allocator had reserved. Rows with experts and with activations moved to
-the host are refused. Two rows of June 2026, on RTX A6000s, are of later code than the others, of
-January, and hold about 40 % less memory for the same job: the constants are those of January.
+Memory is what torch's allocator had reserved. Rows with activations moved to the host are refused.
+Those of Qwen3-30B-A3B have experts, of which every rank computes with all. Two rows of June 2026,
+on RTX A6000s, are of later code than the others, of January, and hold about 40 % less memory for
+the same job: the constants are those of January.
 """
 
 from collections.abc import Iterator
@@ -24,6 +25,8 @@ _SIZES = {"Qwen3-0.6B": (1024, 28, 16, 8, 128, 3072, True),
           "Qwen3-8B": (4096, 36, 32, 8, 128, 12288, False),
           "Qwen3-14B": (5120, 40, 40, 8, 128, 17408, False),
           "Qwen3-32B": (5120, 64, 64, 8, 128, 25600, False)}
+# The same, and then: experts, active_experts, expert_ffn
+_MIXTURES = {"Qwen3-30B-A3B": (2048, 48, 32, 4, 128, 6144, False, 128, 8, 768)}
 _WORDS = 151936
 
 
@@ -34,7 +37,9 @@ def runs(content: dict) -> Iterator[GpuRun]:
 
 
 def _run(row) -> GpuRun:
-    found = {"id": row["id"], "source": "prime-rl", "kind": "LoRA" if row["lora_rank"] else "FSDP2",
+    kind = "LoRA" if row["lora_rank"] else "FSDP2"
+    found = {"id": row["id"], "source": "prime-rl",
+             "kind": "experts, " * (_name(row) in _MIXTURES) + kind,
              "ran": bool(row["ran"]) or (False if "OutOfMemory" in str(row["error"]) else None),
              "seconds": row["step_s"] or None if row["ran"] else None,
              "memory": row["peak_gib"] * GiB if row["ran"] and row["peak_gib"] else None}
@@ -48,21 +53,27 @@ def _run(row) -> GpuRun:
 
 
 def _job(row) -> tuple[Job, Plan]:
-    name = row["model"].split("/")[-1].removesuffix("-Instruct-2507").removesuffix("-Base")
-    if name not in _SIZES:
-        raise Unreadable(f"{row['model']} has experts, or its sizes are not known here")
+    name, sizes = _name(row), _SIZES | _MIXTURES
+    if name not in sizes:
+        raise Unreadable(f"the sizes of {row['model']} are not known here")
     if row["checkpointing"] not in ("Recompute", "none", None):
         raise Unreadable(f"{row['checkpointing']}: activations are moved to the host")
     card = next((known for mark, known in _CARDS.items() if mark in row["gpu"]), None)
     if not card:
         raise Unreadable(f"{row['gpu']} is no GPU of the table")
-    hidden, layers, heads, kv_heads, head_dim, ffn, tied = _SIZES[name]
-    shape = Shape("llama", hidden, layers, heads, kv_heads, head_dim, ffn, _WORDS, tied=tied)
+    *widths, tied = sizes[name][:7]
+    experts = dict(zip(("experts", "active_experts", "expert_ffn"), sizes[name][7:], strict=False))
+    shape = Shape("llama", *widths, _WORDS, tied=tied, **experts)
     context = row["cp"] or 1
     data = row["gpus"] // context
     plan = Plan(data, context=context, sharding="FSDP", micro_batch=1,
-                recompute="full" if row["checkpointing"] == "Recompute" else "none")
+                recompute="full" if row["checkpointing"] == "Recompute" else "none",
+                expert=row["ep"] or 1)
     return Job(f"{name}, {row['type']}" + ", LoRA" * bool(row["lora_rank"]), shape, row["sequence"],
                data * row["micro_batches"], gpu(card), row["gpus"],
                code=PRIME_RL_SFT if row["type"] == "sft" else PRIME_RL,
                lora=row["lora_rank"] or 0), plan
+
+
+def _name(row) -> str:
+    return row["model"].split("/")[-1].removesuffix("-Instruct-2507").removesuffix("-Base")

@@ -129,8 +129,11 @@ def predicted_memory(run: GpuRun) -> float:
 
 
 def seconds_groups(run: GpuRun) -> list[str]:
-    """Groups of rows that a run's seconds belong to: runs without a pipeline whose tensor-parallel
-    groups stay in a node by their number of GPUs, and the others."""
+    """Groups of rows that a run's seconds belong to: runs with experts; of dense ones, those
+    without a pipeline whose tensor-parallel groups stay in a node by their number of GPUs, and the
+    others."""
+    if run.job.shape.is_mixture:
+        return [f"{run.source}, experts"]
     if run.plan.pipeline > 1 or run.plan.tensor > run.job.gpus_per_node:
         return [f"{run.source}, pipeline or TP across nodes"]
     return [f"{run.source}, up to {limit} GPUs" for limit in (16, 256) if run.gpus <= limit] or [

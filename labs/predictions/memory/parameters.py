@@ -246,10 +246,15 @@ def block_size(shape: Shape, block: int | None = None) -> int:
     h, q, k = shape.hidden, shape.query, shape.key
     attention = h * (q + 2 * k) + q * h + shape.qkv_bias * (q + 2 * k) + shape.out_bias * h
     if shape.is_mixture and block not in shape.dense_blocks:
-        feed_forward = shape.router + shape.experts * _feed_forward(shape, shape.expert_ffn)
+        feed_forward = shape.router + experts_size(shape)
     else:
         feed_forward = _feed_forward(shape, shape.ffn)
     return attention + feed_forward + norms_size(shape)
+
+
+def experts_size(shape: Shape) -> int:
+    """Parameters of all experts of a block that has experts; 0 in a dense model."""
+    return shape.experts * _feed_forward(shape, shape.expert_ffn) if shape.is_mixture else 0
 
 
 def _feed_forward(shape, f) -> int:

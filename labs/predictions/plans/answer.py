@@ -24,7 +24,7 @@ NAMES = {"matmul": "matrix products", "attention": "attention", "memory": "memor
          "all_reduce": "gradients all-reduced",
          "pipeline": "activations sent on", "bubble": "the pipeline's bubble",
          "host": "copies and AdamW on the host", "launch": "the host starting kernels",
-         "stall": "stalls of the pipeline"}
+         "stall": "stalls of the pipeline", "expert": "tokens sent to experts"}
 """Cause of seconds, as `StepTime` names it -> in words."""
 _CATEGORIES = {"gathered parameters": "buffers", "unsharded gradients": "gradients",
                "logits": "activations"}  # part of the closed form -> name in a `Memory`
@@ -166,7 +166,7 @@ class Answer:
 def command(job: Job, plan: Plan) -> str:
     """The command line that trains by this plan with the workbook's script, on each node; empty
     where that script has no such plan."""
-    if plan.gpus != plan.data or plan.sharding not in ("DDP", "FSDP"):
+    if plan.gpus != plan.data or job.shape.is_mixture or plan.sharding not in ("DDP", "FSDP"):
         return ""
     nodes = -(-job.gpus // job.gpus_per_node)
     local = min(job.gpus, job.gpus_per_node)
@@ -184,7 +184,8 @@ def fastest_answers(job: Job, settings: Mapping[str, object], count: int = 3,
     interval fits: nine of ten jobs of the kind held less than its upper end. counts_tensors: as in
     an `Answer`, by whose number each of them fits."""
     timed = sorted(((step_parts(job, plan).total, number, plan)
-                    for number, plan in enumerate(plans(job)) if has_settings(plan, settings)),
+                    for number, plan in enumerate(plans(job, settings.get("expert", 0)))
+                    if has_settings(plan, settings)),
                    key=lambda one: one[:2])
     answers = [Answer(job, plan, counts_tensors) for _, _, plan in timed]
     surely = _different(answers, lambda answer: answer.surely_fits)

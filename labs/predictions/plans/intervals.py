@@ -16,6 +16,7 @@ from labs.predictions.plans.job import Job, Plan
 
 FACTORS = Path(__file__).parent.parent / "gpu_runs" / "intervals.json"
 NEW = "code base not fitted"
+NEW_EXPERTS = "code base not fitted, experts"
 HELD = 0.8  # of the rows of a kind
 
 
@@ -41,6 +42,8 @@ COUNTED = Factors("every tensor counted", low=1.0, high=1.009, rows=17)
 
 def seconds_kind(job: Job, plan: Plan) -> str:
     """What rows a job's seconds are compared with."""
+    if job.shape.is_mixture:
+        return _experts(job, "seconds")
     if job.code.name not in fitted_code_bases("seconds"):
         return NEW
     if job.code.name != "nanotron":
@@ -52,6 +55,13 @@ def seconds_kind(job: Job, plan: Plan) -> str:
     return f"{job.code.name}, no pipeline" + _size(job, 16, 256)
 
 
+def _experts(job, quantity) -> str:
+    """Of a code base of which no rows with experts were fitted, those of all others, each as if it
+    were not known."""
+    is_fitted = job.code.name in fitted_code_bases(quantity) and job.code.name != "nanotron"
+    return f"{job.code.name}, experts" if is_fitted else NEW_EXPERTS
+
+
 def _size(job, *limits) -> str:
     for limit in limits:
         if job.gpus <= limit:
@@ -61,6 +71,8 @@ def _size(job, *limits) -> str:
 
 def memory_kind(job: Job, plan: Plan) -> str:
     """What rows a job's memory is compared with."""
+    if job.shape.is_mixture:
+        return _experts(job, "memory")
     if job.code.name not in fitted_code_bases("memory"):
         return NEW
     if job.code.name != "nanotron":

@@ -8,6 +8,16 @@ from labs.predictions.code_bases import PYTORCH, CodeBase
 from labs.predictions.hardware import GPU
 from labs.predictions.memory.parameters import Shape, block_size, norms_size
 from labs.predictions.memory.recipes import Recipe, recipe_of
+from labs.predictions.plans.experts import (
+    expert_copies,
+    expert_optimizer_shards,
+    expert_shards,
+    expert_tensor,
+    impossible_experts,
+    is_sent,
+    layer_experts,
+    rank_experts,
+)
 from labs.predictions.plans.stages import STAGES, layers_by_cost
 from labs.predictions.step_time.constants import FITTED
 from labs.predictions.step_time.training_run import TrainingRun
@@ -110,6 +120,8 @@ class Plan:
     sequence_parallel: whether tensor-parallel ranks cut norms and residual stream too. stages: of a
     pipeline, layers of each; or one of STAGES; "": as the code base does. Context parallelism
     gathers keys and values before attention (Grattafiori et al., 2024, section 3.3.2).
+    expert: ranks, of the data-parallel and context-parallel ones, over which the experts of a layer
+    are divided. expert_tensor: tensor-parallel ranks of an expert; 0: as many as `tensor`.
     """
 
     data: int = 1
@@ -124,6 +136,8 @@ class Plan:
     sequence_parallel: bool = True
     stages: str | tuple[int, ...] = ""
     offload: bool = False
+    expert: int = 1
+    expert_tensor: int = 0
 
     @property
     def gpus(self) -> int:
@@ -142,7 +156,7 @@ class Plan:
     @property
     def is_data_parallel(self) -> bool:
         """Whether it has no other dimension than data."""
-        return self.tensor == self.pipeline == self.context == 1
+        return self.tensor == self.pipeline == self.context == self.expert == 1
 
     def shards(self, job: Job) -> int:
         """Ranks that parameters are cut over; 1 under DDP, ZeRO-1 and ZeRO-2."""
@@ -188,6 +202,8 @@ class Plan:
         if self.pipeline > 1:
             words += [f"{self.chunks} chunks"] * (self.chunks > 1)
             words += [self.schedule] * (self.schedule != "1F1B")
+        words += [f"EP {self.expert}"] * (self.expert > 1)
+        words += [f"expert-TP {self.expert_tensor}"] * (self.expert_tensor > 0)
         return ", ".join([*words, self.sharding, f"micro-batch {self.micro_batch}",
                           f"recompute {self.recompute}"])
 
@@ -195,7 +211,8 @@ class Plan:
 def impossible(job: Job, plan: Plan) -> str:
     """Why the plan cannot be run, in one sentence; empty if it can."""
     shape = job.shape
-    for name in ("data", "tensor", "pipeline", "context", "micro_batch", "chunks"):
+    for name in ("data", "tensor", "pipeline", "context", "micro_batch", "chunks",
+                 "expert"):
         size = getattr(plan, name)
         # a search asks of a million sizes, and `Integral` takes ten times as long to ask for
         if type(size) is not int and not isinstance(size, Integral) or size < 1:
@@ -226,7 +243,8 @@ def impossible(job: Job, plan: Plan) -> str:
                          ("schedule", SCHEDULES)):
         if getattr(plan, name) not in values:
             return f"no {name} {getattr(plan, name)!r}: choose {', '.join(values)}"
-    return _not_alone(job, plan) or _illegal_schedule(job, plan)
+    return (impossible_experts(job, plan) or _not_alone(job, plan)
+            or _illegal_schedule(job, plan))
 
 
 def _not_alone(job, plan) -> str:
@@ -234,7 +252,8 @@ def _not_alone(job, plan) -> str:
     if plan.sharding not in DATA_PARALLEL_ONLY:
         return ""
     if not plan.is_data_parallel:
-        return f"{plan.sharding} belongs to plans without tensor, pipeline and context parallelism"
+        kinds = "tensor, pipeline and context" if plan.expert == 1 else "expert"
+        return f"{plan.sharding} belongs to plans without {kinds} parallelism"
     if plan.sharding == "ZeRO-2" and plan.micro_batches(job) > 1:
         return (f"ZeRO-2 would reduce its gradients after each of {plan.micro_batches(job):,} "
                 "micro-batches, which is not modelled: take ZeRO-1 or FSDP, or one micro-batch")
@@ -304,8 +323,19 @@ def training_run(job: Job, plan: Plan) -> TrainingRun:
                           and job.code.constants is not FITTED else 0),
         context_overlaps=False, zero_bubble=plan.schedule == "ZB-H1",
         reduce_rounds=plan.reduce_rounds(job), offload=plan.offload, trained=job.trained,
-        stored=job.layer_parameters if shape.is_mixture else 0,
+        stored=job.layer_parameters - is_sent(plan) * layer_experts(job) if shape.is_mixture else 0,
+        active_experts=shape.active_experts * shape.is_mixture,
+        **_experts(job, plan) if is_sent(plan) else {},
         host_bandwidth=job.gpu.generation.host_bandwidth / job.gpus_per_node)
+
+
+def _experts(job, plan) -> dict:
+    """What the model of step time must know of experts that are not where tensor parallelism alone
+    puts them."""
+    return {"expert": plan.expert, "expert_tensor": expert_tensor(plan),
+            "expert_weights": rank_experts(job, plan),
+            "expert_copies": expert_copies(plan), "expert_shards": expert_shards(job, plan),
+            "expert_optimizer_shards": expert_optimizer_shards(job, plan)}
 
 
 def norm_parameters(job: Job) -> int:

@@ -25,32 +25,46 @@ def step_seconds(job: Job, plan: Plan) -> float:
 
 
 @functools.cache  # to list them takes seconds, and a table asks for a job's plans eight times
-def plans(job: Job) -> tuple[Plan, ...]:
+def plans(job: Job, expert: int = 0) -> tuple[Plan, ...]:
     """All plans that can be run and make sense: tensor-parallel groups stay in a node, a context
-    rank has at least FEWEST_TOKENS, and the micro-batch is one of MICRO_BATCHES."""
-    return tuple(_sizes(job))
+    rank has at least FEWEST_TOKENS, and the micro-batch is one of MICRO_BATCHES. expert: the
+    expert-parallel size; 0: 1, and in a model with experts the largest power of two of a node's
+    GPUs too."""
+    return tuple(_sizes(job, expert))
 
 
-def _sizes(job) -> Iterator[Plan]:
+def _sizes(job, expert) -> Iterator[Plan]:
     for tensor in _divisors(job.gpus_per_node):
         # layers + 2: the embedding and the head may stand in a layer's place (`Plan.layers`).
         for pipeline in sorted({*_divisors(job.shape.layers), *_divisors(job.shape.layers + 2)}):
             for context in _powers_of_two(max(1, job.sequence // FEWEST_TOKENS)):
                 data, rest = divmod(job.gpus, tensor * pipeline * context)
                 if data and not rest:
-                    yield from _with_settings(job, data, tensor, pipeline, context)
+                    experts = [expert] if expert else _expert_sizes(job, data * context, tensor)
+                    yield from _with_settings(job, data, tensor, pipeline, context, experts)
 
 
-def _with_settings(job, data, tensor, pipeline, context) -> Iterator[Plan]:
+def _with_settings(job, data, tensor, pipeline, context, experts) -> Iterator[Plan]:
     for micro_batch in MICRO_BATCHES:
         for sharding in SHARDING if data * context > 1 else SHARDING[:1]:
             # FlashAttention keeps no scores, so selective recomputation would save nothing.
             for recompute in RECOMPUTE if not job.flash else (RECOMPUTE[0], RECOMPUTE[-1]):
                 for chunks, schedule in _schedules(job, pipeline):
-                    plan = Plan(data, tensor, pipeline, context, sharding, micro_batch, recompute,
-                                chunks, schedule)
-                    if not impossible(job, plan):
-                        yield plan
+                    for expert in experts:
+                        plan = Plan(data, tensor, pipeline, context, sharding, micro_batch,
+                                    recompute, chunks, schedule, expert=expert)
+                        if not impossible(job, plan):
+                            yield plan
+
+
+def _expert_sizes(job, ranks, tensor) -> list[int]:
+    """Expert-parallel sizes to try on `ranks` data-parallel and context-parallel ranks: 1, and the
+    largest power of two that divides both them and the experts and stays in a node."""
+    if not job.shape.is_mixture:
+        return [1]
+    largest = [size for size in _powers_of_two(max(1, job.gpus_per_node // tensor))
+               if ranks % size == job.shape.experts % size == 0][-1]
+    return sorted({1, largest})
 
 
 def _schedules(job, pipeline) -> list[tuple[int, str]]:
@@ -65,7 +79,8 @@ def fastest(job: Job, **settings) -> Plan | None:
     """The plan with the shortest step of those that fit and have these settings, as `tensor=1`;
     None where none fits."""
     # The number decides between equal times: plans have no order.
-    timed = ((step_seconds(job, plan), number, plan) for number, plan in enumerate(plans(job))
+    listed = plans(job, settings.get("expert", 0))
+    timed = ((step_seconds(job, plan), number, plan) for number, plan in enumerate(listed)
              if has_settings(plan, settings) and fits(job, plan))
     return min(timed, default=(0, 0, None))[-1]
 

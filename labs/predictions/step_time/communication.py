@@ -55,8 +55,32 @@ def tensor_seconds(run: TrainingRun, constants: Constants) -> float:
     # 2 forward, 2 backward, 2 of the forward that is recomputed
     count = 6 if run.recompute == "full" else 4
     size = 2 * run.tokens * run.hidden
-    return count * _ring(run, constants, size, run.tensor, passes=2,
-                         share=run.overheads.activation_share, hop=run.overheads.hop)
+    own = {"share": run.overheads.activation_share, "hop": run.overheads.hop}
+    one = _ring(run, constants, size, run.tensor, passes=2, **own)
+    if not run.expert:
+        return count * one
+    # those of the MLP: what its ranks were sent, a token once for each of its experts
+    sent = size * run.active_experts * run.expert_tensor / run.tensor
+    return count / 2 * (one + _ring(run, constants, sent, run.expert_tensor, passes=2, **own))
+
+
+def expert_seconds(run: TrainingRun, constants: Constants) -> float:
+    """Of one layer: an all-to-all of the tokens to their experts and one back, two forward and two
+    backward, and those of forward again if it is recomputed (Lepikhin et al., "GShard", 2020, arXiv
+    2006.16668, section 3.3). Of what a rank sends, tokens × active experts × hidden in 16 bits, 1/N
+    stays; tensor-parallel ranks send a share each. What is for ranks of the same node goes over
+    NVLink, what is for others over the rank's own network adapter, both at once. Computing hides
+    none of it."""
+    if run.expert < 2:
+        return 0.0
+    count = 6 if run.recompute == "full" else 4
+    size = 2 * run.tokens / run.tensor * run.active_experts * run.hidden
+    local = min(run.expert, max(1, run.gpus_per_node // run.expert_tensor))
+    inside = size * (local - 1) / run.expert / ((run.gpu.nvlink or run.gpu.pcie) * LINK_SHARE)
+    share = run.overheads.activation_share or LINK_SHARE
+    outside = size * (run.expert - local) / run.expert / (run.network * share)
+    hop = constants.hop if local == run.expert else run.overheads.hop or constants.hop
+    return count * (max(inside, outside) + (run.expert - 1) * hop)
 
 
 def context_seconds(run: TrainingRun, constants: Constants) -> tuple[float, float]:
@@ -78,6 +102,11 @@ def sharding_seconds(run: TrainingRun, constants: Constants) -> tuple[float, flo
                    **kind)
     reduce = _ring(run, constants, run.trained * run.reduce_bytes * run.layer_parameters,
                    run.shards, stride, **kind)
+    if run.expert:
+        shards, apart = run.expert_shards, run.expert * run.expert_tensor
+        gather += _ring(run, constants, run.param_bytes * run.expert_weights, shards, apart, **kind)
+        reduce += _ring(run, constants, run.trained * run.reduce_bytes * run.expert_weights,
+                        shards, apart, **kind)
     return gather, reduce + (gather if run.sharding == 3 else 0)
 
 
@@ -97,7 +126,17 @@ def all_reduce_seconds(run: TrainingRun, constants: Constants) -> float:
     ranks = run.data * run.context // run.shards
     own = run.trained * (
         run.stage_layers * run.layer_parameters + run.embedding_parameters) / run.shards
-    stride, kind = run.tensor * run.shards, _of_gradients(run)
+    found = _all_reduce(run, constants, own, ranks, run.tensor * run.shards)
+    if not run.expert:
+        return found
+    experts = run.trained * run.stage_layers * run.expert_weights / run.expert_shards
+    return found + _all_reduce(run, constants, experts, run.expert_copies // run.expert_shards,
+                               run.expert * run.expert_tensor * run.expert_shards)
+
+
+def _all_reduce(run, constants, own, ranks, stride) -> float:
+    """Of `own` gradients that `ranks` ranks have, `stride` ranks apart."""
+    kind = _of_gradients(run)
     if run.optimizer_shards:
         return _ring(run, constants, (run.reduce_bytes + run.param_bytes) * own, ranks, stride,
                      **kind)

@@ -145,7 +145,7 @@ def launch_wait(run: TrainingRun, busy: float) -> float:
     own = run.overheads
     if not own.launch:
         return 0.0
-    started = own.launch * run.gpu.generation.host
+    started = (own.launch + own.experts * (run.active_experts > 0)) * run.gpu.generation.host
     if run.pipeline > 1:
         nodes = max(1.0, run.tensor / run.gpus_per_node)
         started += own.pipelined + (run.tensor > 1) * (
@@ -158,6 +158,9 @@ def optimizer_seconds(run: TrainingRun) -> float:
     shards = run.optimizer_shards or run.shards
     own = run.trained * (
         run.stage_layers * run.layer_parameters + run.embedding_parameters) / shards
+    if run.expert:
+        own += run.trained * run.stage_layers * run.expert_weights / (
+            run.expert_optimizer_shards if run.optimizer_shards else run.expert_shards)
     if run.offload:
         return HOST_OPTIMIZER_BYTES * own / (run.host_bandwidth * MEMORY_SHARE)
     return OPTIMIZER_BYTES * own / memory_rate(run)

@@ -51,6 +51,8 @@ class Overheads:
 
     launch: seconds that the host takes to start the kernels of a layer, forward and backward, for
         one micro-batch. The GPU waits where it would be done sooner.
+    experts: further seconds of the kind of `launch` for a layer with experts: its router, putting
+        tokens in the order of the experts and back, and the experts' own products.
     step: seconds of the host in each step, whatever it computes: data, clipping, optimizer, log.
     pipelined: further seconds of the kind of `launch` in a pipeline; pipelined_rank: further ones
         there for each rank of a tensor-parallel group, since sends and collectives start in turn.
@@ -68,6 +70,7 @@ class Overheads:
     """
 
     launch: float = 0.0
+    experts: float = 0.0
     step: float = 0.0
     pipelined: float = 0.0
     pipelined_rank: float = 0.0

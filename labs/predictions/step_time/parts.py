@@ -53,7 +53,8 @@ def parts_of(run: TrainingRun, constants: Constants = FITTED) -> list[Part]:
     often = layers * batches
     tensor = communication.tensor_seconds(run, constants)
     around, back = communication.context_seconds(run, constants)
-    busy = layer.total + communication.exposed(
+    sent = communication.expert_seconds(run, constants)
+    busy = layer.total + sent + communication.exposed(
         tensor, layer.matmul if run.tensor_overlaps else 0.0, constants)
     beside = float(run.context_overlaps)  # 0: gathered before attention begins, so nothing hides it
     return [
@@ -64,6 +65,7 @@ def parts_of(run: TrainingRun, constants: Constants = FITTED) -> list[Part]:
         Part("memory traffic of the layers", "memory", often * layer.memory),
         Part("tensor-parallel all-reduces", "tensor", often * tensor,
              often * layer.matmul if run.tensor_overlaps else 0.0),
+        Part("tokens to their experts and back", "expert", often * sent, 0.0),
         Part("keys and values in forward", "context", often * around,
              beside * often * forward.attention),
         Part("keys and values in backward", "context", often * back,

@@ -16,7 +16,7 @@ class StepTime:
     tensor, context, sharding, all_reduce and pipeline are the communication that nothing hides, and
     bubble is the wait for a pipeline to fill and drain. host: copies of CPU offload that nothing
     hides, and AdamW on the host. launch: the GPU waits for the host to start kernels. stall: a
-    pipeline on many nodes stands still.
+    pipeline on many nodes stands still. expert: all-to-alls of tokens to their experts and back.
     """
 
     matmul: float
@@ -31,6 +31,7 @@ class StepTime:
     host: float = 0.0
     launch: float = 0.0
     stall: float = 0.0
+    expert: float = 0.0
 
     @property
     def total(self) -> float:

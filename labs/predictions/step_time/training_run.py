@@ -30,6 +30,11 @@ class TrainingRun:
     optimizer_shards: ranks that the optimizer state is cut over under ZeRO-1, where parameters are
     gathered after the step; else 0. overheads: of the code base.
     stored: weights of a layer, where experts make them more than a token uses; else 0.
+    active_experts: of a token, 0 in a dense model. expert: ranks over which a layer's experts are
+    divided; expert_tensor: those that compute one expert together; expert_weights: of a layer, on
+    one rank; expert_copies: ranks with the same ones, expert_shards of which shard them, and
+    expert_optimizer_shards under ZeRO-1 their optimizer state. These are left out, and `stored` has
+    the experts, where they are where tensor parallelism alone puts them.
     trained: share of a layer's parameters that have a gradient; below 1 the rest are frozen.
     """
 
@@ -77,6 +82,13 @@ class TrainingRun:
     query: float = 0
     trained: float = 1.0
     stored: float = 0
+    expert: int = 0
+    expert_tensor: int = 0
+    active_experts: int = 0
+    expert_weights: float = 0
+    expert_copies: int = 0
+    expert_shards: int = 1
+    expert_optimizer_shards: int = 1
 
     @property
     def data(self) -> int:
@@ -110,7 +122,8 @@ class TrainingRun:
 
     @property
     def layer_parameters(self) -> float:
-        """Weights of a layer on one tensor-parallel rank, without norms and biases."""
+        """Weights of a layer on one tensor-parallel rank, without norms, biases and
+        `expert_weights`."""
         computed = sum(inputs * outputs for inputs, outputs in self.products)
         return self.stored / self.tensor or computed
 

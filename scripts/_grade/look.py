@@ -1,0 +1,104 @@
+"""Looks through a submission without running it: which statements each exercise needs, and what in
+them no answer needs. It has a process of its own behind the walls, because a parser can be made to
+take hours, all memory, or to crash.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from _grade import static_look, submissions
+from _grade.files import Unreadable
+from _grade.lessons import CleanCell, Exercise, Lesson
+from _grade.outcomes import FLAGGED, WAITING, WRONG
+from _grade.submissions import Submission
+
+TOO_DEEP = "is nested too deeply to be read"
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the look compares with: the lessons, and how the notebooks import labs."""
+
+    lessons: list[Lesson]
+    imports: frozenset[str]
+
+    def as_json(self) -> dict:
+        return {"lessons": [asdict(lesson) for lesson in self.lessons],
+                "imports": sorted(self.imports)}
+
+    @classmethod
+    def of_json(cls, found: dict) -> "Known":
+        return cls([Lesson(each["name"], [CleanCell(**cell) for cell in each["cells"]],
+                           [Exercise(**one) for one in each["exercises"]])
+                    for each in found["lessons"]], frozenset(found["imports"]))
+
+
+def main(job: int, answer: int) -> None:
+    """Reads a job, {"known": ..., "bytes": n} and behind that line the file's n bytes, and writes
+    what `look_through` returns."""
+    with open(job, "rb") as file:
+        file.read(32)  # the secret with which exercises seal their verdicts
+        known = Known.of_json(json.loads(file.readline()))
+        data = file.read()
+    with open(answer, "wb") as file:
+        file.write(json.dumps(look_through(data, known)).encode())
+
+
+def look_through(data: bytes, known: Known) -> dict:
+    """{"unreadable": why}; or the name of its lesson, a digest of its code, remarks on what is not
+    run, its parts, and for each exercise either an outcome and a sentence, or what to keep of which
+    part."""
+    try:
+        one = submissions.parse_notebook("", Path(), data, known.lessons)
+    except Unreadable as error:
+        return {"unreadable": str(error)}
+    all_parts = one.layout[0]
+    place = {id(part): number for number, part in enumerate(all_parts)}
+    exercises = {}
+    for exercise in one.lesson.exercises:
+        outcome, sentence, kept = exercise_of(one, exercise, known)
+        exercises[exercise.number] = {"outcome": outcome, "sentence": sentence,
+                                      "keep": [[place[id(part)], indices]
+                                               for part, indices in kept]}
+    return {"lesson": one.lesson.name, "digest": one.digest, "remarks": remarks(one, known),
+            "exercises": exercises, "parts": [[part.name, part.source, part.file]
+                                              for part in all_parts]}
+
+
+def exercise_of(one: Submission, exercise: Exercise, known: Known) -> tuple[str, str, Iterable]:
+    """(outcome, sentence, nothing) of an exercise of which nothing must be run, else ("", "", what
+    `submissions.needed` returns)."""
+    kept = submissions.needed(one, exercise)
+    for part, numbers in kept:
+        if not part.own:
+            continue
+        try:
+            why = next(static_look.findings((part.body[each] for each in numbers), known.imports),
+                       "")
+        except RecursionError:  # of ast.unparse
+            return WRONG, f"{part.name} {TOO_DEEP}", ()
+        if why:
+            return FLAGGED, f"{part.name} {why}", ()
+    own = [part.source.strip() for part, _ in kept if part.own]
+    if not own:
+        why = submissions.not_python(one)
+        return (WRONG, why, ()) if why else (WAITING, "is waiting for your answer", ())
+    if set(own) <= {submissions.parsed(cell.source)[0].strip() for cell in one.lesson.cells}:
+        return WAITING, "is waiting for your code", ()
+    return "", "", kept
+
+
+def remarks(one: Submission, known: Known) -> list[str]:
+    """What is wrong with code that no exercise needs, and that was not run: only what forges."""
+    ours, found = {cell.source.strip() for cell in one.lesson.cells}, []
+    for cell in one.cells:
+        if cell.source.strip() in ours:
+            continue
+        try:
+            found += [f"cell {cell.number} {why}" for why in
+                      static_look.forgeries(submissions.parse(cell.source), known.imports)]
+        except RecursionError:
+            continue
+    return list(dict.fromkeys(found))

@@ -1,0 +1,17 @@
+"""What may come of an exercise."""
+
+from dataclasses import dataclass
+
+PASSED, WRONG, WAITING, FLAGGED, TIMED_OUT, BROKEN = (
+    "passed", "wrong", "waiting", "flagged", "timed out", "no verdict")
+
+
+@dataclass
+class Graded:
+    """The outcome of one exercise: one of the words above. sentence: the check's, or what the
+    exercise is flagged for."""
+
+    outcome: str
+    sentence: str = ""
+    hint: str = ""
+    seconds: float = 0.0
