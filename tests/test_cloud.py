@@ -119,6 +119,72 @@ def test_rent_brings_results_back_also_of_a_failed_run(tmp_path, launched, copie
     assert ("Nothing came back" in done.stderr) == bool(copied)
 
 
+def rent(tmp_path, *arguments, sky, rsync="exit 0", **changed):
+    """A finished `rent` with stand-ins for sky and rsync, and the lines that they noted. changed:
+    the script's own constants."""
+    text = (CLOUD / "rent").read_text()
+    for name, value in changed.items():
+        text, count = re.subn(rf"^{name}=\d+", f"{name}={value}", text, flags=re.MULTILINE)
+        assert count == 1
+    script, log = tmp_path / "scripts" / "cloud" / "rent", tmp_path / "calls"
+    script.parent.mkdir(parents=True)
+    script.write_text(text)
+    program(tmp_path, "bin/sky", f'echo "$@" >> {log}\n{sky}')
+    program(tmp_path, "bin/rsync", f"echo rsync >> {log}\n{rsync}")
+    done = subprocess.run(["bash", script, *arguments], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"})
+    return done, log.read_text().splitlines() if log.exists() else []
+
+
+def test_rent_within_its_dollars(tmp_path):
+    """75 minutes at 22.32 dollars an hour are 27.90 dollars."""
+    options = ["--infra", "lambda", "--env", "DOLLARS_PER_HOUR=22.32"]
+    done, calls = rent(tmp_path, "--dollars", "27.91", *options, sky="exit 0")
+    assert done.returncode == 0, done.stderr
+    assert calls == ["launch --yes --cluster workbook --infra lambda --env DOLLARS_PER_HOUR=22.32 "
+                     "scripts/cloud/sky.yaml", "rsync", "down --yes workbook"]
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    ("--dollars 27.89 --env DOLLARS_PER_HOUR=22.32",
+     "60 minutes and 15 more for set-up and copying cost more than 27.89 dollars at 22.32 an hour, "
+     "which pay for 74 minutes"),
+    ("--dollars=20$ --env=DOLLARS_PER_HOUR=22.32 --env MINUTES=45", "pay for 53 minutes"),
+    ("--dollars 20", "needs the node's price"), ("--dollars", "needs a number"),
+    ("--dollars many --env DOLLARS_PER_HOUR=2", "many is no number above 0"),
+    ("--dollars 20 --env DOLLARS_PER_HOUR=0", "DOLLARS_PER_HOUR=0 is no number above 0"),
+    ("--dollars 20 --env DOLLARS_PER_HOUR=2 --env MINUTES=x", "MINUTES=x is no number above 0")])
+def test_rent_refuses_what_would_cost_more(tmp_path, arguments, said):
+    done, calls = rent(tmp_path, *arguments.split(), sky="exit 0")
+    assert done.returncode == 2 and said in done.stderr and calls == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("copied", "said"), [(0, ""), (12, "Nothing came back")])
+def test_rent_ends_in_time(tmp_path, copied, said):
+    """A dollar a second: 62 are two seconds more than what is kept for the end."""
+    pid = tmp_path / "pid"
+    done, calls = rent(tmp_path, "--dollars", "62", "--env", "DOLLARS_PER_HOUR=3600", "--env",
+                       "MINUTES=1", rsync=f"exit {copied}", around=0, last=1,
+                       sky=f"[ $1 != launch ] || {{ echo $$ > {pid}; exec sleep 600; }}")
+    assert done.returncode == 124 and "62 dollars are nearly spent" in done.stderr
+    assert said in done.stderr
+    assert [call.split()[0] for call in calls] == ["launch", "rsync", "down"]
+    assert not Path(f"/proc/{pid.read_text().strip()}").exists()
+
+
+@pytest.mark.slow
+def test_rent_says_that_a_node_was_not_given_back(tmp_path):
+    done, calls = rent(tmp_path, sky="[ $1 != down ]")
+    assert done.returncode == 1 and "was NOT given back and costs money" in done.stderr
+    assert [call.split()[0] for call in calls] == ["launch", "rsync", "down", "down", "down"]
+
+
+def test_rent_counts_on_the_minutes_of_skypilots_file():
+    text = (CLOUD / "rent").read_text()
+    assert f"minutes={SKY['envs']['MINUTES']} " in text
+
+
 def test_rent_says_what_is_missing(tmp_path):
     for name in ("bash", "dirname"):
         (tmp_path / name).symlink_to(f"/bin/{name}" if Path(f"/bin/{name}").exists()

@@ -67,7 +67,7 @@ def submit(slurm, script, *arguments, **environment):
     """The state of a job that runs the script, and what it printed."""
     if not slurm.name_resolves():
         environment["HEAD"] = "127.0.0.1"
-    job = slurm.submit("--cpus-per-task=1", "--output=job-%j.log",
+    job = slurm.submit("--gpus-per-node=0", "--cpus-per-task=1", "--output=job-%j.log",
                        str(CLUSTER / "train.sbatch"), script, *arguments, WORKBOOK=str(ROOT),
                        PORT=str(slurm.ports[3]), OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo",
                        **environment)
@@ -152,6 +152,15 @@ def test_slurms_file_starts_the_launcher_once_on_each_node(tmp_path):
                    SLURM_CPUS_PER_TASK="16")
     assert noted == ("node1 23456 4 123456 8 --cpus-per-task=16 --kill-on-bad-exit=1 "
                      "/workbook/scripts/cluster/torchrun-hosts train.py --epochs 2")
+
+
+def test_slurms_file_asks_for_what_the_page_lists():
+    asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)$", (CLUSTER / "train.sbatch").read_text(),
+                            re.MULTILINE))
+    page = " ".join((CLUSTER / "README.md").read_text().split())
+    assert (f"{asked['nodes']} nodes, {asked['gpus-per-node']} GPUs and {asked['cpus-per-task']} "
+            "cores on each, one hour") in page and asked["time"] == "01:00:00"
+    assert asked["ntasks-per-node"] == "1"  # torchrun starts the node's ranks
 
 
 def test_skypilots_file_starts_the_launcher_on_each_node(tmp_path):

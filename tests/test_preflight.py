@@ -10,7 +10,18 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from _preflight import gpus, host, network, notebooks, ranks, row, software, speed, table
+from _preflight import (
+    gpus,
+    host,
+    network,
+    notebooks,
+    ranks,
+    row,
+    software,
+    speed,
+    students,
+    table,
+)
 from _preflight.found import ok, stop
 from _unattended import nvidia_smi
 from pretend import node
@@ -200,6 +211,41 @@ def test_what_grading_needs_is_a_note_with_the_line_that_installs_it(monkeypatch
         found = host.grading()
     assert found.status == "note" and found.value.endswith("to create new namespace")
     assert "kernel.apparmor_restrict_unprivileged_userns=0" in found.advice
+
+
+@pytest.mark.parametrize(("load", "percent", "status", "value", "advice"), [
+    (0.4, None, "ok", "load average 0.4 on 4 cores", ""),
+    (3.0, None, "note", "3.0 on 4 cores", "What is timed now is too long"),
+    (0.4, ["0", "7"], "ok", "4 cores; 0 of 2 GPUs busy", ""),
+    (0.4, ["[N/A]", "97"], "note", "1 of 2 GPUs busy", "Somebody computes on GPU 1 (97 %)")])
+def test_how_busy_the_machine_is(smi, monkeypatch, load, percent, status, value, advice):
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    if percent:
+        smi({"index": ["0", "1"], "utilization.gpu": percent})
+    else:
+        monkeypatch.setattr(nvidia_smi, "is_there", lambda: False)
+    found = students.load()
+    assert found.status == status and value in found.value and advice in found.advice
+    assert bool(found.advice) == bool(advice) and found.data["load"] == load
+
+
+@pytest.mark.parametrize(("free", "count", "gpu", "status", "said"), [
+    (33e9, 6, 0, "ok", "3 at once, if each has 4 GB and 2 cores: memory for 8, cores for 3"),
+    (9e9, 64, 0, "ok", "2 at once, if each has 4 GB and 2 cores: memory for 2, cores for 32"),
+    (900e9, 96, 8, "ok", "8 at once, if each has 4 GB, 2 cores and a GPU: memory for 225, cores "
+                         "for 48, GPUs for 8; scripts/turn lets more take turns"),
+    (33e9, 1, 0, "note", "0 at once, if each has 4 GB and 2 cores: memory for 8, cores for 0")])
+def test_how_many_students_fit(smi, monkeypatch, free, count, gpu, status, said):
+    monkeypatch.setattr(host, "available_memory", lambda: free)
+    monkeypatch.setattr(cores, "available", lambda: count)
+    if gpu:
+        smi({"index": [*map(str, range(gpu))], "utilization.gpu": ["0"] * gpu})
+    else:
+        monkeypatch.setattr(nvidia_smi, "is_there", lambda: False)
+    found = students.at_once()
+    assert found.status == status and found.value == said and bool(found.advice) == (not found.data[
+        "at_once"])
 
 
 def test_sockets_that_others_can_reach():

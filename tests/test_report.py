@@ -105,6 +105,64 @@ def test_a_reference_run_is_small_and_the_next_run_is_compared_with_it(tmp_path)
     assert not results.last_seconds(tmp_path, {"title": "1x T4", "gpus": [{}]})
 
 
+@pytest.mark.parametrize(("outcomes", "words"), [
+    (["passed", "passed"], "Every notebook that was run passed on this machine."),
+    (["passed", "failed", "timed out", "skipped"],
+     "Not ready for a class: 01_x and 02_x did not pass; "),
+    (["passed", "interrupted", "skipped"],
+     "Not complete: 2 notebooks of 3 did not run to the end")])
+def test_the_page_begins_with_one_sentence(tmp_path, outcomes, words):
+    data = _run(1.0)
+    data["notebooks"] = [{"name": f"{number:02d}_x", "outcome": outcome, "seconds": 1.0, "why": ""}
+                         for number, outcome in enumerate(outcomes)]
+    page = report.page(data, tmp_path)
+    assert words in page and page.index(words) < page.index("<h2>")
+
+
+def test_the_page_says_what_psi_is_where_a_number_has_it(tmp_path):
+    said = "Ψ is the number of parameters of a model"
+    assert said in report.page(_run(2.0, unit="Ψ", predicted=2.0), tmp_path)
+    assert said not in report.page(_run(2.0, predicted=2.0), tmp_path)
+
+
+def test_the_page_has_titles(tmp_path):
+    data = _run(1.0)
+    data["notebooks"].append({"name": "02_manual_ddp", "outcome": "passed", "seconds": 1.0})
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(
+        "# 03 · A notebook\n\nText.")]), tmp_path / "03_x.ipynb")
+    page = report.page(data, tmp_path)
+    assert ">03 · A notebook</th>" in page
+    assert ">02 · Manual DDP</th>" in page  # it was not executed into this folder
+
+
+def test_the_page_has_the_cost_of_a_class(tmp_path):
+    assert "Cost of a class" not in report.page(_run(1.0), tmp_path)  # without a price
+    page = report.page(_run(1.0) | {"dollars_per_hour": 24.0}, tmp_path)
+    row = "".join(f"<td class='number'>{cell}</td>" for cell in ("80", "1.3", "32.00", "0.40"))
+    assert f"each alone on the machine</th>{row}" in page  # 80 × 1 minute
+    assert "<td class='number'>8</td><td class='number'>0.1</td>" in page
+
+
+@pytest.mark.parametrize(("rate", "earlier", "expected"), [
+    (None, {}, (None, 0.0)),
+    (6.0, {"note": "noisy", "seconds": 1800, "dollars_per_hour": 4.0, "date": "a"}, ("noisy", 2.0)),
+    (None, {"note": None, "seconds": 600, "dollars_per_hour": 6.0, "runs": [
+        {"date": "a", "seconds": 1200, "dollars_per_hour": 3.0}]}, (None, 2.0)),
+    (None, {"seconds": 600, "notebooks": []}, (None, 0.0)),
+    (3.0, {"seconds": 600, "dollars_per_hour": 3.0, "notebooks": [  # of an older version, resumed
+        {"seconds": 3600}]}, (None, 3.0))])
+def test_a_run_that_goes_on_keeps_the_note_and_counts_the_dollars_before(rate, earlier, expected):
+    header = results.resumed({"note": None, "dollars_per_hour": rate}, earlier)
+    assert (header["note"], results.dollars_of_runs(header["runs"])) == expected
+    assert header["dollars_per_hour"] == (rate or earlier.get("dollars_per_hour"))
+    new = results.resumed({"note": "new", "dollars_per_hour": rate}, earlier)
+    assert new["note"] == "new"
+    price = header["dollars_per_hour"] or 0
+    said = results.in_words(header | {"notebooks": [], "seconds": 3600})
+    total = expected[1] + price
+    assert (f", {total:.2f} dollars" in said) == bool(total)
+
+
 def test_a_run_that_failed_is_not_kept(tmp_path):
     data = _run(1.0)
     data["notebooks"][0]["outcome"] = "failed"

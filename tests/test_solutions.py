@@ -94,6 +94,25 @@ def test_resume_runs_only_what_has_not_passed(run, tmp_path, capsys):
         ).st_mtime
 
 
+@pytest.mark.slow
+def test_resume_keeps_the_note_and_counts_all_dollars(run, tmp_path, capsys):
+    _, first, out = run("--only", "01", "--note", "a noisy machine", "--dollars-per-hour", "3600")
+    assert first["runs"] == [] and first["seconds"] > 0
+    code, data, _ = run("--only", "01", "--resume", str(out))
+    assert data["note"] == "a noisy machine" and data["dollars_per_hour"] == 3600
+    assert data["runs"] == [{name: first[name] for name in ("date", "seconds", "dollars_per_hour")}]
+    spent = first["seconds"] + data["seconds"]  # at a dollar a second
+    assert f", {spent:.2f} dollars (2 runs)" in capsys.readouterr().out
+    assert f", {spent:.2f} dollars (2 runs)" in (out / "report.html").read_text()
+    # 400 dollars are enough for the notebook, but not beside those of the runs before
+    results_path = out / "results.json"
+    results_path.write_text(json.dumps(data | {"seconds": 300.0}))
+    code, data, _ = run("--only", "01", "--resume", str(out), "--budget", "400$",
+                        "--dollars-per-hour", "3600")
+    [one] = data["notebooks"]
+    assert one["outcome"] == "skipped" and "the dollars that are left" in one["why"]
+
+
 @pytest.mark.parametrize(("arguments", "limit"), [
     (["--minutes", "0.5"], "minutes"),
     (["--budget", "1$", "--dollars-per-hour", "100"], "dollars")])

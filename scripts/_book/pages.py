@@ -35,6 +35,7 @@ PAGES = (
     Page("book/results.md", "results", BESIDE),
     Page("experiments/reference/h200/README.md", "results_h200", BESIDE),
     Page("book/instructors.md", "instructors", COURSE),
+    Page("book/node.md", "node", COURSE),
     Page("scripts/cloud/README.md", "cloud", COURSE),
     Page("scripts/cluster/README.md", "cluster", COURSE),
     Page("CONTRIBUTING.md", "contributing", MORE),

@@ -31,6 +31,8 @@ ROWS = (
     Row("/dev/shm", "host.shared_memory", 20),
     Row("disk", "host.disk", 20),
     Row("limits", "host.limits", 20),
+    Row("busy", "students.load", 60, advice=DRIVER),
+    Row("students", "students.at_once", 60, advice=DRIVER),
     Row("container", "host.container", 20),
     Row("grading", "host.grading", 20),
     Row("ports", "network.ports", 20),

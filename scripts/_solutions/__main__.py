@@ -45,11 +45,13 @@ def check(arguments: list) -> argparse.Namespace:
     parser.add_argument("--dollars-per-hour", type=_dollars, metavar="D",
                         help="what this machine costs")
     parser.add_argument("--budget", type=_dollars, metavar="D",
-                        help="dollars, as in 10$: begin nothing that would cost more")
+                        help="dollars, as in 10$: begin nothing that would cost more; with "
+                             "--resume those of the runs before count, too")
     parser.add_argument("--out", metavar="OUT",
                         help="a folder to write into (experiments/DATE-MACHINE)")
     parser.add_argument("--resume", metavar="OUT",
-                        help="go on in this folder: what passed there is not run again")
+                        help="go on in this folder: what passed there is not run again; its "
+                             "--note and --dollars-per-hour stay where none is given")
     parser.add_argument("--note", metavar="TEXT",
                         help="stands in the report, as what else the machine was doing")
     parser.add_argument("--reference", action="store_true",

@@ -16,13 +16,21 @@ def section(data: dict) -> str:
         return ""
     rows.sort(key=lambda row: SUBJECTS.index(row[0]))
     wrong = [cells for _, off, cells in rows if abs(off) > AGREES]
-    parts = ["<h2>Predicted and measured</h2>", _summary(rows)]
+    parts = ["<h2>Predicted and measured</h2>", _symbol(data), _summary(rows)]
     if wrong:
         parts.append(markup.table(f"What is off by more than {AGREES:.0%}", _HEAD, wrong,
                                   numbers=3))
     parts.append(markup.folded(f"All {len(rows)} predictions", markup.table(
         "By formula, and by the run", _HEAD, [cells for *_, cells in rows], numbers=3)))
     return "".join(parts)
+
+
+def _symbol(data) -> str:
+    """What Ψ means, where a number below has it."""
+    if not any("Ψ" in f"{name} {metric['unit']}" for (*_, name), metric in compared(data).items()):
+        return ""
+    return ("<p>Ψ is the number of parameters of a model: \"2 Ψ\" elements are twice as many as it "
+            "has parameters.</p>")
 
 
 def compared(data: dict) -> dict[tuple[str, str, str], dict]:

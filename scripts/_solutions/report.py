@@ -3,12 +3,16 @@
 import json
 from pathlib import Path
 
+from _notebooks import number
 from _unattended.runner import PASSED
 
 from _solutions import charts, predicted, results
 from _solutions.markup import document, table, text, where
 from _solutions.units import TIME, subject, written
+from labs.words import counted, listed
 
+ROOT = Path(__file__).resolve().parents[2]
+CLASS, GROUP = 80, 10  # students, as on book/node.md
 _SIGNS = {PASSED: "✓", "failed": "✗", "timed out": "✗", "skipped": "–", "interrupted": "–"}
 _CLASSES = {PASSED: "good", "failed": "bad", "timed out": "bad"}
 
@@ -17,8 +21,9 @@ def page(data: dict, out: Path, reference: dict | None = None) -> str:
     """The page, from results.json and the executed notebooks beside it. reference: the results of
     another run of the same kind of machine, if there is one."""
     title = f"Workbook solutions on {data['machine']['title']}"
-    parts = [_notebooks(data), _wrong(data), _differences(data, reference), predicted.section(data),
-             charts.sections(data, out), _preflight(data), _about(data)]
+    parts = [_verdict(data), _notebooks(data, out), _cost_of_a_class(data), _wrong(data),
+             _differences(data, reference), predicted.section(data), charts.sections(data, out),
+             _preflight(data), _about(data)]
     lead = " · ".join(filter(None, [results.in_words(data), data["date"][:10],
                                     f"commit {data['commit']}", data.get("note")]))
     return document(title, lead, parts)
@@ -30,11 +35,56 @@ def outcome(word: str) -> str:
     return f"<span class='{kind}'>{sign} {text(word)}</span>"
 
 
-def _notebooks(data) -> str:
+def _verdict(data) -> str:
+    """One sentence: whether this machine runs the workbook, and if not, what to look at."""
+    bad = [one for one in data["notebooks"] if one["outcome"] != PASSED]
+    # After an interrupt or without time, what was not begun says nothing about the machine.
+    failed = [one["name"] for one in bad if one["outcome"] in ("failed", "timed out")]
+    if not bad:
+        words, kind = "Every notebook that was run passed on this machine.", "good"
+    elif failed:
+        words = (f"Not ready for a class: {listed(failed)} did not pass; \"What went wrong\" says "
+                 "why.")
+        kind = "bad"
+    else:
+        words = (f"Not complete: {counted(len(bad), 'notebook')} of {len(data['notebooks'])} "
+                 "did not run to the end; scripts/solutions --resume goes on.")
+        kind = "plain"
+    return f"<p class='verdict'><span class='{kind}'>{text(words)}</span></p>"
+
+
+def _title(name: str, out: Path) -> str:
+    """A notebook's title, "02 · Manual DDP", from its first cell; its name where it has none."""
+    for folder in (out, ROOT / "notebooks"):
+        for cell in results.read(folder / f"{name}.ipynb").get("cells", ())[:1]:
+            first = "".join(cell["source"]).partition("\n")[0]
+            if first.startswith(f"# {number(name)} "):
+                return first.removeprefix("# ")
+    return name
+
+
+def _cost_of_a_class(data) -> str:
+    """What these notebooks cost for a class at this machine's price, if it is known."""
+    rate, seconds = data.get("dollars_per_hour"), sum(one["seconds"] for one in data["notebooks"])
+    if not rate or not seconds:
+        return ""
+    rows = []
+    for who, times in ((f"{CLASS} students, each alone on the machine", CLASS),
+                       (f"{CLASS} students in groups of {GROUP}", -(-CLASS // GROUP))):
+        cost = results.dollars(data, times * seconds)
+        rows.append([who, str(times), f"{times * seconds / 3600:.1f}", f"{cost:,.2f}",
+                     f"{cost / CLASS:.2f}"])
+    return "<h2>Cost of a class</h2>" + table(
+        f"These notebooks once for each student or group, at {rate:g} dollars an hour, without "
+        "set-up; scripts/turn shares a node by GPUs, and book/node.md has an hour's plan",
+        ["who", "runs", "hours", "dollars", "dollars a student"], rows, 4)
+
+
+def _notebooks(data, out) -> str:
     """With dollars, where it is known what the machine costs."""
     rate = data.get("dollars_per_hour")
-    rows = [[text(one["name"]), outcome(one["outcome"]), _checks(one), minutes(one["seconds"]),
-             _dollars(data, one["seconds"])] for one in data["notebooks"]]
+    rows = [[text(_title(one["name"], out)), outcome(one["outcome"]), _checks(one),
+             minutes(one["seconds"]), _dollars(data, one["seconds"])] for one in data["notebooks"]]
     seconds = sum(one["seconds"] for one in data["notebooks"])
     rows.append(["together", "", "", minutes(seconds), _dollars(data, seconds)])
     price = f"; at {rate:g} dollars an hour" if rate else ""

@@ -83,17 +83,41 @@ def metrics(data: dict) -> dict[tuple[str, str, str], dict]:
     return found
 
 
+def resumed(header: dict, earlier: dict) -> dict:
+    """The header of a run that goes on where an earlier one stopped: what was noted of it stays,
+    and "runs" has the seconds and the price of each run before, so that all are paid for.
+
+    header: of the new run; earlier: its results.json, empty for a new folder."""
+    kept = {name: header[name] or earlier.get(name) for name in ("note", "dollars_per_hour")}
+    return header | kept | {"runs": runs(earlier) if earlier else []}
+
+
+def runs(data: dict) -> list[dict]:
+    """All runs into one folder, the last one at the end: date, seconds, dollars_per_hour."""
+    seconds = data.get("seconds", 0.0)
+    if "runs" not in data:  # written before the runs were kept: what was resumed is missing there
+        seconds = max(seconds, sum(one["seconds"] for one in data.get("notebooks", ())))
+    return [*data.get("runs", ()), {"date": data.get("date"), "seconds": seconds,
+                                    "dollars_per_hour": data.get("dollars_per_hour")}]
+
+
 def dollars(data: dict, seconds: float) -> float | None:
     """What so many seconds cost, where it is known what the machine costs."""
     rate = data.get("dollars_per_hour")
     return None if not rate else rate * seconds / 3600
 
 
+def dollars_of_runs(found: list[dict]) -> float:
+    """What these runs cost, from start to end, each at its own price; 0 where none has one."""
+    return sum((run["dollars_per_hour"] or 0) * run["seconds"] / 3600 for run in found)
+
+
 def in_words(data: dict) -> str:
-    """One line: how many passed, and what it took."""
-    done = data["notebooks"]
+    """One line: how many passed, and what it took, with the runs that it goes on from."""
+    done, all_runs = data["notebooks"], runs(data)
     passed = sum(one["outcome"] == PASSED for one in done)
-    seconds = sum(one["seconds"] for one in done)  # those of a run that is resumed, too
-    cost = dollars(data, seconds)
+    seconds = sum(run["seconds"] for run in all_runs)
+    cost = dollars_of_runs(all_runs)
     return (f"{passed} of {len(done)} notebooks passed in {seconds / 60:.1f} minutes"
-            + (f", {cost:.2f} dollars" if cost else ""))
+            + (f", {cost:.2f} dollars" if cost else "")
+            + (f" ({len(all_runs)} runs)" if len(all_runs) > 1 else ""))

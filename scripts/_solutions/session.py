@@ -71,6 +71,8 @@ class Session:
         self._options, self._notebooks, self._out, self._root = options, notebooks, out, root
         self._began = time.monotonic()
         earlier = results.read(out / "results.json") if options.resume else {}
+        header = results.resumed(header, earlier)
+        self._spent = results.dollars_of_runs(header["runs"])
         self._last = results.last_seconds(root, header["machine"])
         self._reference = reference.of_run(header, root)
         self.data = header | {"notebooks": [self._before(path, earlier) for path in notebooks]}
@@ -150,10 +152,10 @@ class Session:
         return min(60 * (self._options.minutes or math.inf), self._paid())
 
     def _paid(self) -> float:
-        """Seconds that the budget pays for."""
+        """Seconds of this run that the budget pays for, after the runs before."""
         if not self._options.budget:
             return math.inf
-        return 3600 * self._options.budget / self._options.dollars_per_hour
+        return 3600 * (self._options.budget - self._spent) / self._options.dollars_per_hour
 
     def _by_budget(self) -> bool:
         return self._paid() == self._allowed()

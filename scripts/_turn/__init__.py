@@ -1,0 +1,1 @@
+"""One node for many students: each gets some of its GPUs for some minutes, in order of arrival."""
