@@ -5,6 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = tuple(sorted(path.stem for path in (ROOT / "notebooks").glob("[0-9]*.ipynb")))
+NOTES = tuple(sorted(path.stem for path in (ROOT / "solutions" / "notes").glob("*.md")))
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,8 @@ PAGES = (
     *(Page(f"notebooks/{name}.ipynb", f"notebooks/{name}", LABS) for name in NOTEBOOKS),
     *(Page(f"solutions/{name}.ipynb", f"answers/{name}", None) for name in NOTEBOOKS),
     Page("solutions/reading.md", "answers/reading", None),
-    Page("solutions/notes/README.md", "answers/notes/index", None),
-    *(Page(f"solutions/notes/{name}.md", f"answers/notes/{name}", None) for name in NOTEBOOKS),
-    Page("solutions/notes/question_bank.md", "answers/notes/question_bank", None),
+    *(Page(f"solutions/notes/{name}.md", f"answers/notes/{name.replace('README', 'index')}", None)
+      for name in NOTES),
     Page("GLOSSARY.md", "glossary", BESIDE),
     Page("book/results.md", "results", BESIDE),
     Page("experiments/reference/h200/README.md", "results_h200", BESIDE),
