@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import nbformat
@@ -206,6 +207,45 @@ def test_every_account_may_use_the_queue(tmp_path):
         os.umask(before)
     assert waiting.folder.stat().st_mode & 0o7777 == 0o777
     assert {path.stat().st_mode & 0o777 for path in waiting.folder.iterdir()} == {0o666}
+
+
+# Python may lie below a home that others may not read, as in a container: reading is all they may.
+READS = ["--clear-groups", "--inh-caps=-all,+dac_read_search", "--ambient-caps=+dac_read_search",
+         "--bounding-set=-all,+dac_read_search"]
+TAKES = """\
+import sys
+from pathlib import Path
+from _turn import queue
+ticket = queue.Ticket(queue.Queue(Path(sys.argv[1])), "lesson", 1, 10)
+print(ticket.take(["gpu-0"]), flush=True)
+for _ in sys.stdin:
+    print(ticket.take(["gpu-0"]), flush=True)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root, setpriv")
+@pytest.mark.parametrize("mode", [0o777, 0o1777])
+def test_two_accounts_share_the_queue(mode):
+    """Also in a sticky folder, where neither may remove the other's ticket."""
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own are closed to other accounts
+        os.chmod(folder, 0o777)
+        (shared := Path(folder) / "queue").mkdir()
+        shared.chmod(mode)
+        ada, bob = (subprocess.Popen(
+            ["setpriv", "--reuid", user, *READS, sys.executable, "-c", TAKES, shared], text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={
+                **os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}"}, cwd="/")
+            for user in ("60001", "60002"))
+        with ada, bob:
+            said = {process: process.stdout.readline() for process in (ada, bob)}
+            [first] = [process for process, line in said.items() if line == "['gpu-0']\n"]
+            [second] = {ada, bob} - {first}
+            assert said[second] == "None\n"
+            first.kill()
+            first.wait()
+            second.stdin.write("again\n")
+            second.stdin.close()
+            assert second.stdout.readline() == "['gpu-0']\n"
 
 
 def test_a_queue_that_others_may_not_write_to(tmp_path, monkeypatch):

@@ -2,10 +2,10 @@
 
 NNNNNN.waiting and NNNNNN.running are the tickets, numbered in order of arrival; each is locked
 (flock) by the process that it belongs to, so that a ticket without a lock belongs to nobody any
-more. gpu-N.lock is locked by whoever uses GPU N. Whoever reads or changes the tickets locks
-queue.lock first. The kernel releases a lock when the last process that has it exits, so nothing
-stays taken after a crash. The folder has to be on the node's own disk: flock over NFS is slow, and
-on some systems local to each host.
+more. gpu-N.lock is locked by the turn that uses GPU N. A process that reads or changes the tickets
+locks queue.lock first. The kernel releases a lock when the last process that has it exits, so
+nothing stays taken after a crash. The folder has to be on the node's own disk: flock over NFS is
+slow, and on some systems local to each host.
 """
 
 import contextlib
