@@ -7,6 +7,8 @@ from pathlib import Path
 
 from _solutions.report import document, table, text
 
+from _grade import handed_in
+from _grade.handed_in import Row
 from _grade.outcomes import BROKEN, FLAGGED, PASSED, TIMED_OUT, WAITING, WRONG
 from _grade.table import order
 
@@ -21,14 +23,19 @@ _MOST = 8  # wrong answers listed of an exercise
 
 def write(folder: Path, done: list[dict]) -> None:
     """Writes NAME.html for each student, class.html and class.svg."""
-    taken = set()
-    for student in sorted({one["student"] for one in done}):
-        records = [one for one in done if one["student"] == student]
-        name = stem = re.sub(r"[^\w.-]+", "-", student).strip(".-")[:_NAME] or "student"
+    write_rows(folder, handed_in.by_name(done, []))
+
+
+def write_rows(folder: Path, rows: list[Row]) -> None:
+    """The same, of rows of the table."""
+    taken, done = set(), [one for row in rows for one in row.records]
+    for row in (row for row in rows if row.records):
+        name = stem = re.sub(r"[^\w.-]+", "-", row.label).strip(".-")[:_NAME] or "student"
         while name.lower() in taken | {"class"}:
             name = f"{stem}-{len(taken)}"
         taken.add(name.lower())
-        (folder / f"{name}.html").write_text(page_of(student, records), encoding="utf-8")
+        page = page_of(row.label, row.records)
+        (folder / f"{name}.html").write_text(page, encoding="utf-8")
     picture = class_picture(done)
     (folder / "class.svg").write_text(picture, encoding="utf-8")
     (folder / "class.html").write_text(class_page(done, picture), encoding="utf-8")

@@ -15,7 +15,7 @@ def test_a_spreadsheet_runs_nothing(tmp_path):
     table.write(tmp_path / "g.csv", [record("=1+1", sentence="@SUM(1)", outcome=PASSED),
                                      record("\r=1")], [("=2+2", "-1")])
     text = (tmp_path / "g.csv").read_bytes()
-    assert b"\n'=2+2,0,,'-1," in text and b"'\r=1" in text
+    assert b"\n'=2+2,0,,,,,'-1," in text and b"'\r=1" in text
     assert "\n'=1+1," in (tmp_path / "g.csv").read_text()
     assert "'@SUM(1)" in (tmp_path / "g.csv").read_text()
 

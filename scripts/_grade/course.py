@@ -1,0 +1,54 @@
+"""Grades a class, and then writes what a roster, a due time and a gradebook need."""
+
+import json
+import sys
+from pathlib import Path
+
+from _grade import exports, feedback, handed_in, roster, session, table
+
+# Exit codes of session.run after which the table is there: done, with remarks, interrupted.
+_WRITTEN = (0, 1, 130)
+
+
+def run(options, given: list[Path], out: Path) -> int:
+    """Grades what was given; returns the exit code."""
+    try:
+        students = roster.read(Path(options.roster)) if options.roster else None
+    except roster.RosterError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if options.moodle and not exports.moodle_columns(students.students):
+        print(f"{options.roster} has no id, email or username of each student, and --moodle needs "
+              "one of them.", file=sys.stderr)
+        return 2
+    made = out.with_suffix("") / table.MADE_FROM
+    made.unlink(missing_ok=True)  # of an earlier run: this one may end before it has a table
+    code = session.run(options, given, out)
+    if code not in _WRITTEN or not made.exists():
+        return code
+    try:
+        write(options, given, out, students, **json.loads(made.read_text("utf-8")))
+    except KeyboardInterrupt:
+        return 130
+    return code
+
+
+def write(options, given: list[Path], out: Path, students: roster.Roster | None, done: list[dict],
+          unreadable: list[tuple[str, str]]) -> None:
+    """Writes the table, the pages and the exports."""
+    paths = handed_in.paths_of(given, done)
+    if students:
+        rows = handed_in.by_roster(students, done, unreadable, paths, given)
+    else:
+        rows = handed_in.by_name(done, unreadable)
+    if options.due:
+        handed_in.add_late(rows, paths, options.due)
+    table.write_rows(out, rows, roster=bool(students))
+    feedback.write_rows(out.with_suffix(""), rows)
+    for row in rows:
+        if row.remark:
+            print(f"{row.label}: {'; '.join(row.remark)}", file=sys.stderr)
+    if options.canvas:
+        exports.canvas(Path(options.canvas), rows, students)
+    if options.moodle:
+        exports.moodle(Path(options.moodle), rows)
