@@ -15,7 +15,7 @@ FILE is NAME.ipynb or NAME/02_manual_ddp.ipynb; of a FOLDER all notebooks below 
 what it writes:
   OUT.csv           one row a student: points, and for each exercise points and the check's sentence
   OUT/NAME.html     feedback for each student
-  OUT/class.html    where the class struggles: passed, which wrong answer how often (and class.svg)
+  OUT/class.html    points, students by exercise, which wrong answer how often (and class.svg)
   OUT/results.jsonl what was graded; a submission that is in it unchanged is not graded again
   CANVAS, MOODLE    points of each notebook, as Canvas's gradebook and Moodle import them
 
@@ -60,6 +60,9 @@ def check(arguments: list) -> argparse.Namespace:
                              "is marked; no points are taken")
     parser.add_argument("--canvas", metavar="FILE.csv", help="write what Canvas imports")
     parser.add_argument("--moodle", metavar="FILE.csv", help="write what Moodle imports")
+    parser.add_argument("--book", metavar="URL", default="",
+                        help="the web book that pages of feedback link to (this repository's on "
+                             "GitHub Pages, where its address is known)")
     parser.add_argument("--unsafe", action="store_true",
                         help="without namespaces: a submission can then read and write what you "
                              "can, and reach the network")

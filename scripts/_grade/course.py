@@ -4,6 +4,8 @@ import json
 import sys
 from pathlib import Path
 
+import _address
+
 from _grade import exports, feedback, handed_in, roster, session, table
 
 # Exit codes of session.run after which the table is there: done, with remarks, interrupted.
@@ -33,6 +35,14 @@ def run(options, given: list[Path], out: Path) -> int:
     return code
 
 
+def _book() -> str:
+    """The address of the web book, where .github/workflows/book.yml puts it; empty before
+    scripts/address knows the repository's."""
+    found = _address.GITHUB.match(_address.address() or "")
+    owner, _, name = found[1].partition("/") if found else ("", "", "")
+    return f"https://{owner.lower()}.github.io/{name}" if found else ""
+
+
 def write(options, given: list[Path], out: Path, students: roster.Roster | None, done: list[dict],
           unreadable: list[tuple[str, str]]) -> None:
     """Writes the table, the pages and the exports."""
@@ -44,7 +54,10 @@ def write(options, given: list[Path], out: Path, students: roster.Roster | None,
     if options.due:
         handed_in.add_late(rows, paths, options.due)
     table.write_rows(out, rows, roster=bool(students))
-    feedback.write_rows(out.with_suffix(""), rows)
+    # The session has named pages by files; where a roster knows better names, those are the pages.
+    for name in feedback.names(handed_in.by_name(done, [])).values():
+        (out.with_suffix("") / name).unlink(missing_ok=True)
+    feedback.write_rows(out.with_suffix(""), rows, options.book or _book())
     for row in rows:
         if row.remark:
             print(f"{row.label}: {'; '.join(row.remark)}", file=sys.stderr)

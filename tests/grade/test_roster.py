@@ -63,6 +63,8 @@ def test_each_student_of_the_roster_has_a_row(run):
         ("stranger", "", "1", "02")]
     assert {row["of"] for row in rows} == {"2"}
     assert rows[-1]["remark"] == "belongs to nobody on the roster"
+    pages = sorted(path.name for path in (run.folder / "grades").glob("*.html"))
+    assert pages == ["Ada-Lovelace.html", "Zoë-van-Dijk.html", "class.html", "stranger.html"]
     assert rows[0]["2.10 to read"] == "to read" and rows[2]["2.10 to read"] == ""
 
 
