@@ -28,6 +28,7 @@ PAGES = (
     *(Page(f"notebooks/{name}.ipynb", f"notebooks/{name}", LABS) for name in NOTEBOOKS),
     *(Page(f"solutions/{name}.ipynb", f"answers/{name}", None) for name in NOTEBOOKS),
     Page("solutions/reading.md", "answers/reading", None),
+    Page("solutions/written.md", "answers/written", None),
     Page("GLOSSARY.md", "glossary", BESIDE),
     Page("book/results.md", "results", BESIDE),
     Page("experiments/reference/h200/README.md", "results_h200", BESIDE),

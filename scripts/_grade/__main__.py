@@ -17,6 +17,7 @@ what it writes:
   OUT/NAME.html     feedback for each student
   OUT/class.html    points, students by exercise, which wrong answer how often (and class.svg)
   OUT/results.jsonl what was graded; a submission that is in it unchanged is not graded again
+  OUT/similar.txt   with --similar: answers that are one another's code, or the solution's
   CANVAS, MOODLE    points of each notebook, as Canvas's gradebook and Moodle import them
 
 with --roster (a CSV file with a header: name, id, email; also as Canvas or Moodle exports it) each
@@ -63,6 +64,9 @@ def check(arguments: list) -> argparse.Namespace:
     parser.add_argument("--book", metavar="URL", default="",
                         help="the web book that pages of feedback link to (this repository's on "
                              "GitHub Pages, where its address is known)")
+    parser.add_argument("--similar", action="store_true",
+                        help="list answers that are one another's code, or the solution's, in "
+                             "OUT/similar.txt: to look at, no accusation")
     parser.add_argument("--unsafe", action="store_true",
                         help="without namespaces: a submission can then read and write what you "
                              "can, and reach the network")

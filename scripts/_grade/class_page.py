@@ -52,14 +52,14 @@ def _points(row) -> float:
 
 def _students_by_exercise(rows, worth, pages, rubric) -> str:
     by_hand = [number for number in worth if is_to_read(number)]
-    head = ["student", *(f"<a href='#e{number}' title='{text(title_of(number))}'>{number}</a>"
-                         for number in worth), *(f"{number} {TO_READ}" for number in by_hand),
-            "late", "points", "minutes"]
+    head = ["student", "points", "late", "minutes",
+            *(f"<a href='#e{number}' title='{text(title_of(number))}'>{number}</a>"
+              for number in worth), *(f"{number} {TO_READ}" for number in by_hand)]
     to_read = f"<a href='{text(rubric)}'>{TO_READ}</a>" if rubric else TO_READ
     lines = []
     for row in rows:
         found = exercises_of(row)
-        name = text(row.label)
+        name = f"<span style='white-space: nowrap'>{text(row.label)}</span>"
         if id(row) in pages:
             name = f"<a href='{text(pages[id(row)])}'>{name}</a>"
         notes = [*row.remark, *(why for _, why in row.unreadable)]
@@ -68,12 +68,12 @@ def _students_by_exercise(rows, worth, pages, rubric) -> str:
         late = "; ".join(f"{_notebooks.number(which) or which} by {words}"
                          for which, words in row.late)
         seconds = sum(each["seconds"] for each in found.values())
-        lines.append([name, *(_sign(number, found.get(number)) for number in worth),
-                      *(to_read if number in found else "–" for number in by_hand), text(late),
-                      f"{_points(row):g}", f"{seconds / 60:.1f}"])
+        lines.append([name, f"{_points(row):g}", text(late), f"{seconds / 60:.1f}",
+                      *(_sign(number, found.get(number)) for number in worth),
+                      *(to_read if number in found else "–" for number in by_hand)])
     caption = ("✓ passed, ✗ not passed, – not handed in or still waiting; minutes that the checks "
                "took")
-    return "<h2>Students by exercise</h2>" + _WIDE.format(table(caption, head, lines, numbers=2))
+    return "<h2>Students by exercise</h2>" + _WIDE.format(table(caption, head, lines))
 
 
 def _sign(number, each) -> str:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import _address
 
-from _grade import exports, feedback, handed_in, roster, session, table
+from _grade import exports, feedback, handed_in, lessons, roster, session, similar, table
+from _grade.sandbox import ROOT
+from labs.workers import cores
 
 # Exit codes of session.run after which the table is there: done, with remarks, interrupted.
 _WRITTEN = (0, 1, 130)
@@ -35,6 +37,19 @@ def run(options, given: list[Path], out: Path) -> int:
     return code
 
 
+def _write_similar(options, path, rows, paths):
+    """Looks through the submissions again, behind the same walls, and writes and prints the list.
+    """
+    sandbox = session.Sandbox([], not options.unsafe)
+    try:
+        text = similar.listed(rows, paths, lessons.read_lessons(ROOT), sandbox.look,
+                              options.at_once or max(1, cores.available() // 2))
+    finally:
+        sandbox.close()
+    path.write_text(text, encoding="utf-8")
+    print(f"\n{text}{path}")
+
+
 def _book() -> str:
     """The address of the web book, where .github/workflows/book.yml puts it; empty before
     scripts/address knows the repository's."""
@@ -61,6 +76,8 @@ def write(options, given: list[Path], out: Path, students: roster.Roster | None,
     for row in rows:
         if row.remark:
             print(f"{row.label}: {'; '.join(row.remark)}", file=sys.stderr)
+    if options.similar:
+        _write_similar(options, out.with_suffix("") / "similar.txt", rows, paths)
     if options.canvas:
         exports.canvas(Path(options.canvas), rows, students)
     if options.moodle:

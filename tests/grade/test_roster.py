@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 from _grade import course, files, handed_in, roster, session
 from _grade.__main__ import check
-from grading import students
+from grading import ROOT, students
 from test_grading import Said
 
 CLASS = """\
@@ -66,6 +66,19 @@ def test_each_student_of_the_roster_has_a_row(run):
     pages = sorted(path.name for path in (run.folder / "grades").glob("*.html"))
     assert pages == ["Ada-Lovelace.html", "Zoë-van-Dijk.html", "class.html", "stranger.html"]
     assert rows[0]["2.10 to read"] == "to read" and rows[2]["2.10 to read"] == ""
+
+
+def test_answers_that_are_alike_are_listed(run, capsys):
+    for name in ("0017", "18"):
+        path = run.write(name)
+        copied = (ROOT / "solutions" / "02_manual_ddp.ipynb").read_bytes()
+        path.write_bytes(copied)
+    run.write("19")
+    assert run("--similar")[0] == 0
+    text = (run.folder / "grades" / "similar.txt").read_text()
+    assert text in capsys.readouterr().out
+    assert re.search("100% of .* nodes  2.7 .*: Ada Lovelace, Zoë van Dijk\n", text)
+    assert "Grace" not in text
 
 
 def test_what_cannot_be_read_has_a_column_of_its_own(run):
