@@ -43,7 +43,7 @@ def _write_similar(options, path, rows, paths):
     sandbox = session.Sandbox([], not options.unsafe)
     try:
         text = similar.listed(rows, paths, lessons.read_lessons(ROOT), sandbox.look,
-                              options.at_once or max(1, cores.available() // 2))
+                              options.at_once or max(1, cores.available() // 2), options.only)
     finally:
         sandbox.close()
     path.write_text(text, encoding="utf-8")

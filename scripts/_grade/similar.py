@@ -45,13 +45,15 @@ class Pair:
 
 
 def listed(rows: list[Row], paths: dict[str, Path], lessons: list[Lesson], look: Callable,
-           at_once: int) -> str:
-    """The list. look: `Sandbox.look`."""
+           at_once: int, only: list[str] | None = None) -> str:
+    """The list. look: `Sandbox.look`. only: numbers of exercises."""
     known = Known(lessons, static_look.notebooks_imports(), shapes=True).as_json()
 
     def looked_at(name, path):
         try:
-            return name, look(files.read(path), known)["shapes"]
+            shapes = look(files.read(path), known)["shapes"]
+            return name, {number: shape for number, shape in shapes.items()
+                          if not only or number in only}
         except Unreadable:
             return name, {}
 

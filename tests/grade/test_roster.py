@@ -74,7 +74,7 @@ def test_answers_that_are_alike_are_listed(run, capsys):
         copied = (ROOT / "solutions" / "02_manual_ddp.ipynb").read_bytes()
         path.write_bytes(copied)
     run.write("19")
-    assert run("--similar")[0] == 0
+    assert run("--similar", "--only", "2.1,2.7")[0] == 0
     text = (run.folder / "grades" / "similar.txt").read_text()
     assert text in capsys.readouterr().out
     assert re.search("100% of .* nodes  2.7 .*: Ada Lovelace, Zoë van Dijk\n", text)
