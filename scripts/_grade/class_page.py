@@ -41,7 +41,8 @@ def page(rows: list[Row], picture: str, pages: dict[int, str], rubric: str = "")
     mean = f" · mean {sum(points) / len(points):.1f} of {sum(worth.values()):g} points" \
         if points else ""
     return document("The class", f"{handed_in} of {len(students)} students handed in{mean}", [
-        f"<figure>{distribution(points, sum(worth.values()))}</figure>" if worth else "",
+        f"<figure><figcaption>Students by their share of the points</figcaption>"
+        f"{distribution(points, sum(worth.values()))}</figure>" if worth else "",
         _students_by_exercise(rows, worth, pages, rubric), f"<figure>{picture}</figure>",
         *_where_it_struggles([one for row in rows for one in row.records])])
 
@@ -55,7 +56,8 @@ def _students_by_exercise(rows, worth, pages, rubric) -> str:
     head = ["student", "points", "late", "minutes",
             *(f"<a href='#e{number}' title='{text(title_of(number))}'>{number}</a>"
               for number in worth), *(f"{number} {TO_READ}" for number in by_hand)]
-    to_read = f"<a href='{text(rubric)}'>{TO_READ}</a>" if rubric else TO_READ
+    to_read = TO_READ.replace(" ", "&nbsp;")
+    to_read = f"<a href='{text(rubric)}'>{to_read}</a>" if rubric else to_read
     lines = []
     for row in rows:
         found = exercises_of(row)

@@ -67,7 +67,7 @@ def test_the_class_page_says_each_outcome_with_a_sign_and_in_words():
     assert signs == [("good", "passed", "✓"), ("bad", "wrong: &#x27;it&#x27; is &lt;3", "✗"),
                      ("plain", "waiting", "–"), ("plain", "not handed in", "–")]
     assert "<a href='ada.html'><span" in page and "02 by 3 h" in page and "<bob>" not in page
-    assert page.count("<a href='written.html'>to read</a>") == 1 and "tabindex='0'" in page
+    assert page.count("<a href='written.html'>to&nbsp;read</a>") == 1 and "tabindex='0'" in page
     assert "3 of 4 students handed in · mean 0.2 of 2 points" in page
     for number in ("2.1", "2.10"):
         assert f"href='#e{number}'" in page and f"id='e{number}'" in page
