@@ -118,9 +118,11 @@ def test_the_citation_is_valid_and_says_what_the_project_says():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert {"cff-version", "message", "title", "authors"} <= set(cited) <= {
         "cff-version", "message", "type", "title", "abstract", "authors", "version", "license",
-        "repository-code"}
+        "keywords", "repository-code"}
     assert cited["cff-version"] == "1.2.0" and cited["type"] == "software"
-    assert cited["version"] == project["version"] and cited["license"] == project["license"]
+    assert cited["version"] == project["version"]
+    # the package is code; text and pictures have a licence of their own
+    assert cited["license"] == [project["license"], "CC-BY-4.0"]
     assert cited["abstract"] == project["description"]
     holder = re.search(r"Copyright \(c\) \d+ (.+)", (ROOT / "LICENSE").read_text())[1]
     assert cited["authors"] == [{"name": holder}]

@@ -222,8 +222,17 @@ def test_the_images_steps_are_scripts_that_are_tested():
     assert runs[1] == "python scripts/_setup.py"  # what scripts/lab and all others begin with
     assert '"$root/scripts/_setup.py"' in (ROOT / "scripts" / "_setup.sh").read_text()
     commands = [argument for name, argument in instructions() if name == "CMD"]
-    assert commands[0] == '["./scripts/solutions", "--out", "/results"]'
-    assert '"/opt/workbook/scripts/cloud/single-user"' in commands[1]
+    assert '"/opt/workbook/scripts/cloud/single-user"' in commands[0]
+    assert commands[1] == '["./scripts/solutions", "--out", "/results"]'
+
+
+def test_the_hubs_image_has_no_answers():
+    """The stage "hub" is made of "students", and both stand above what copies solutions/."""
+    steps = instructions()
+    last = steps.index(("FROM", "students AS workbook"))
+    assert ("FROM", "students AS hub") in steps[:last]
+    assert [where for where, step in enumerate(steps) if "solutions" in step[1].split()] == [
+        last + 1]
 
 
 @pytest.mark.slow

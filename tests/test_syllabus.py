@@ -7,6 +7,7 @@ import pytest
 from _build.exercises import exercises, is_optional
 from _build.minutes import SITTING, TIME
 from _build.source import read_source
+from _grade import lessons
 from test_notebooks import A_LAB, NAMES, ROOT
 
 WEEKS = [[part.strip() for part in row.split("|")[1:-1]] for row in
@@ -84,3 +85,9 @@ def test_the_question_of_each_reading_has_an_answer(name):
     section = READING.split(f"\n## {_notebooks.number(name)} ")[1].split("\n## ")[0]
     answered = re.findall(r"^- \*\*(.+?)\.\*\* \S", section, re.MULTILINE)
     assert len(titles) >= 3 and {" ".join(title.split()) for title in titles} <= set(answered)
+
+
+def test_what_no_check_reads_has_a_rubric():
+    written = (ROOT / "solutions" / "written.md").read_text()
+    wanted = [number for number, found in lessons.headings(ROOT).items() if found.written]
+    assert wanted == re.findall(r"^## (\d+\.\d+) ", written, re.MULTILINE) == ["2.10"]

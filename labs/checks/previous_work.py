@@ -42,7 +42,8 @@ class PreviousStrategy:
 def previous_strategy(notebook: str, name: str, exercise: str,
                       check: Callable[[Callable], str]) -> PreviousStrategy:
     """The strategy `name` that the student's NOTEBOOK.ipynb defines, in the working folder or else
-    in work/, if `check(strategy)` returns a sentence; the worked answer if it raises."""
+    in work/, if `check(strategy)` returns a sentence; the worked answer if it raises. Raises Wrong
+    where there are no worked answers, as in a release for students."""
     path = next((found for folder in (Path.cwd(), STUDENTS)
                  if (found := folder / f"{notebook}.ipynb").exists()), None)
     try:
@@ -56,7 +57,12 @@ def previous_strategy(notebook: str, name: str, exercise: str,
         raise
     # Any failure of the student's notebook leads to the worked answer: later notebooks must run.
     except BaseException as error:  # sys.exit() too
-        worked = getattr(definitions(ROOT / "solutions" / f"{notebook}.py"), name)
+        source = ROOT / "solutions" / f"{notebook}.py"
+        if not source.exists():  # a release for students has no worked answers
+            raise Wrong(f"this needs your {name} of {notebook}, and there is none that passes",
+                        f"Pass exercise {exercise} first, and save {notebook}.ipynb.",
+                        code="needs_previous_work") from error
+        worked = getattr(definitions(source), name)
         why = Verdict(exercise, None, _why_not(name, path, exercise, error))
         return PreviousStrategy(worked, why, path)
 

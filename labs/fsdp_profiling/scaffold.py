@@ -13,6 +13,7 @@ from labs.meters.trace import Collective, Trace
 from labs.pictures import timelines
 from labs.pictures.picture import Picture
 from labs.training.presets import Preset
+from labs.workers import variant
 
 LIBRARIES = ("torch/", "transformers/", "multiprocessing/", "threading.py", "nn.Module: ",
              "<built-in", "<string>", "labs/workers/")
@@ -61,7 +62,7 @@ def record_fsdp(preset: Preset, name: str = "healthy", **changes) -> RecordedRun
 def slow_runs(seed: int = 0) -> SlowRuns:
     """Records a healthy run and one for each cause, in an order that `seed` decides. The files are
     named as the runs are."""
-    generator = random.Random(seed)
+    generator = random.Random(variant.seed_of(seed))
     causes = list(CAUSES)[1:]
     generator.shuffle(causes)
     sizes, letters = recorded_runs.preset(), "ABCDEFGH"[:len(causes)]

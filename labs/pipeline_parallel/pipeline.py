@@ -3,16 +3,16 @@ parameters, and how many micro-batches are in flight."""
 
 import argparse
 import json
-import runpy
 from argparse import Namespace
 from pathlib import Path
 
 import torch
 
 from labs.checks.scripts import forked, run_end
-from labs.checks.scripts.files import SCRIPTS, waits_for
+from labs.checks.scripts.files import waits_for
 from labs.checks.scripts.updates import far
 from labs.checks.verdicts import Wrong, check
+from labs.pipeline_parallel import pipeline_layers
 from labs.words import counted, format_distinct, listed, named_ranks
 from labs.workers import processes
 from labs.workers.launcher import launch
@@ -136,10 +136,9 @@ def _judge_in_flight(run, when):
 
 def _reference(numbers) -> tuple[list[float], dict, dict]:
     """On a rank: losses of each step, and the parameters before and after, as one process has them.
-    The layers are those of the worked script, which gives them to the student."""
+    The layers are those that the script gives to the student."""
     torch.set_num_threads(1)
-    given = runpy.run_path(str(SCRIPTS / "pipeline.py"))
-    layers = given["make_layers"](Namespace(**numbers))
+    layers = pipeline_layers.make_layers(Namespace(**numbers))
     module = torch.nn.Sequential()
     for name, layer in layers.items():
         module.add_module(name, layer)
@@ -148,7 +147,7 @@ def _reference(numbers) -> tuple[list[float], dict, dict]:
     initial = {name: value.clone() for name, value in module.state_dict().items()}
     optimizer, losses = torch.optim.SGD(module.parameters(), lr=0.1), []
     for batch in EPOCHS * list(batches):
-        loss = given["loss_of"](module(batch), batch)
+        loss = pipeline_layers.loss_of(module(batch), batch)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from labs.workers import devices
+from labs.workers import devices, variant
 
 Batch = dict[str, torch.Tensor]
 
@@ -24,9 +24,10 @@ def text(nbytes: int = 1_000_000) -> torch.Tensor:
 
 
 def windows(size: int, context: int, seed: int = 0) -> torch.Tensor:
-    """`size` random windows of the text, int64, shape (size, context + 1)."""
+    """`size` random windows of the text, int64, shape (size, context + 1); other ones in each
+    variant of the workbook."""
     source = text()
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(variant.seed_of(seed))
     # (size, 1); with arange they broadcast to (size, context + 1) positions of the text
     starts = torch.randint(len(source) - context - 1, (size, 1), generator=generator)
     return source[starts + torch.arange(context + 1)].long()

@@ -31,6 +31,7 @@ PAGES = (
     Page("solutions/reading.md", "answers/reading", None),
     *(Page(f"solutions/notes/{name}.md", f"answers/notes/{name.replace('README', 'index')}", None)
       for name in NOTES),
+    Page("solutions/written.md", "answers/written", None),
     Page("GLOSSARY.md", "glossary", BESIDE),
     Page("book/results.md", "results", BESIDE),
     Page("experiments/reference/h200/README.md", "results_h200", BESIDE),

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import stat
 import time
 import unicodedata
@@ -52,7 +53,7 @@ def _below(folder) -> Iterator[Path]:
             yield here
             continue
         for entry in entries:
-            if entry.name == ".ipynb_checkpoints":
+            if entry.name in _OURS or _OLD.search(entry.name):
                 continue
             if entry.is_dir(follow_symlinks=False):
                 waiting.append(here / entry.name)
@@ -61,7 +62,10 @@ def _below(folder) -> Iterator[Path]:
 
 
 def _student(path) -> str:
-    return path.parent.name if _notebooks.number(path.stem) else path.stem
+    if not _notebooks.number(path.stem):
+        return path.stem
+    return next((folder.name for folder in path.parents if folder.name not in _WORK),
+                path.parent.name)
 
 
 def shown(name: str) -> str:
@@ -85,6 +89,10 @@ def _escaped(character) -> str:
             f"\\u{number:04x}" if number < 1 << 16 else f"\\U{number:08x}")
 
 
+# What an editor and scripts/work leave beside the notebooks: copies, which nobody hands in.
+_OURS = (".ipynb_checkpoints", ".originals")
+_OLD = re.compile(r"\.old-\d+\.ipynb$")
+_WORK = ("work", "workbook")  # a hub's ~/workbook/work has no name of a student's
 _UNSEEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # categories of Unicode
 _KINDS = {stat.S_ISLNK: "a link, which is not followed",
           stat.S_ISDIR: "a folder that cannot be listed", stat.S_ISFIFO: "a pipe",

@@ -2,6 +2,8 @@
 called."""
 
 import ast
+import functools
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -68,6 +70,54 @@ def _read(root, name) -> Lesson:
                 ast.unparse(each) for each in call.args), place,
                 metadata.get("nbgrader", {}).get("points", 1.0)))
     return lesson
+
+
+@dataclass(frozen=True)
+class Heading:
+    """What a page says of an exercise: its title, its notebook, and the anchor of its section on
+    the notebook's page of the book. written: whether a part of it has no check, so that somebody
+    has to read it."""
+
+    number: str
+    title: str
+    lesson: str
+    anchor: str
+    written: bool
+
+
+_BY_HAND = "no check reads"  # how a notebook says that an answer has no check
+
+
+@functools.cache
+def headings(root: Path) -> dict[str, Heading]:
+    """Number of an exercise -> its heading, of all notebooks."""
+    from _build.exercises import exercises
+    from _build.source import read_source
+    from _build.student import exercise_number
+
+    found = {}
+    for path in _notebooks.paths(root / "solutions"):
+        cells = read_source(path, path.stem)[0]
+        written = {exercise_number(cells, cell, len(cell.lines)) for cell in cells
+                   if cell.kind == "code" and _BY_HAND in cell.source}
+        for each in exercises(cells):
+            by_hand = each.number in written or bool(each.points and each.check is None)
+            found[each.number] = Heading(each.number, each.title.replace("`", ""), path.stem,
+                                         _anchor(f"Exercise {each.number} {each.title}"), by_hand)
+    return found
+
+
+def _anchor(heading) -> str:
+    """The id that Sphinx gives a heading's section (docutils.nodes.make_id, for ASCII)."""
+    return re.sub(r"[^a-z0-9]+", "-", heading.lower().encode("ascii", "ignore").decode()).strip("-")
+
+
+@functools.cache
+def titles(root: Path) -> dict[str, str]:
+    """Name of a notebook -> "02 Manual DDP"."""
+    return {path.stem: re.search(r"^# # (.+)$", path.read_text(encoding="utf-8"),
+                                 re.MULTILINE)[1].replace(" · ", " ", 1)
+            for path in _notebooks.paths(root / "solutions")}
 
 
 def check_calls(source: str) -> list[ast.Call]:

@@ -12,6 +12,7 @@ from _grade import static_look, submissions
 from _grade.files import Unreadable
 from _grade.lessons import CleanCell, Exercise, Lesson
 from _grade.outcomes import FLAGGED, WAITING, WRONG
+from _grade.shapes import shape_of
 from _grade.submissions import Submission
 
 TOO_DEEP = "is nested too deeply to be read"
@@ -19,20 +20,23 @@ TOO_DEEP = "is nested too deeply to be read"
 
 @dataclass(frozen=True)
 class Known:
-    """What the look compares with: the lessons, and how the notebooks import labs."""
+    """What the look compares with: the lessons, and how the notebooks import labs. shapes: whether
+    it returns the shapes of the answers, too."""
 
     lessons: list[Lesson]
     imports: frozenset[str]
+    shapes: bool = False
 
     def as_json(self) -> dict:
         return {"lessons": [asdict(lesson) for lesson in self.lessons],
-                "imports": sorted(self.imports)}
+                "imports": sorted(self.imports), "shapes": self.shapes}
 
     @classmethod
     def of_json(cls, found: dict) -> "Known":
         return cls([Lesson(each["name"], [CleanCell(**cell) for cell in each["cells"]],
                            [Exercise(**one) for one in each["exercises"]])
-                    for each in found["lessons"]], frozenset(found["imports"]))
+                    for each in found["lessons"]], frozenset(found["imports"]),
+                   found.get("shapes", False))
 
 
 def main(job: int, answer: int) -> None:
@@ -48,8 +52,8 @@ def main(job: int, answer: int) -> None:
 
 def look_through(data: bytes, known: Known) -> dict:
     """{"unreadable": why}; or the name of its lesson, a digest of its code, remarks on what is not
-    run, its parts, and for each exercise either an outcome and a sentence, or what to keep of which
-    part."""
+    run, the shapes of its answers, its parts, and for each exercise either an outcome and a
+    sentence, or what to keep of which part."""
     try:
         one = submissions.parse_notebook("", Path(), data, known.lessons)
     except Unreadable as error:
@@ -62,8 +66,10 @@ def look_through(data: bytes, known: Known) -> dict:
         exercises[exercise.number] = {"outcome": outcome, "sentence": sentence,
                                       "keep": [[place[id(part)], indices]
                                                for part, indices in kept]}
+    shapes = {exercise.number: shape_of(one, exercise) for exercise in one.lesson.exercises
+              } if known.shapes else {}
     return {"lesson": one.lesson.name, "digest": one.digest, "remarks": remarks(one, known),
-            "exercises": exercises, "parts": [[part.name, part.source, part.file]
+            "shapes": shapes, "exercises": exercises, "parts": [[part.name, part.source, part.file]
                                               for part in all_parts]}
 
 

@@ -1,26 +1,57 @@
 """grades.csv: one row a student."""
 
 import csv
+import json
 import re
 from pathlib import Path
 
 import _notebooks
 
+from _grade import lessons
+from _grade.handed_in import Row, by_name
 from _grade.outcomes import PASSED
+from _grade.sandbox import ROOT
+
+TO_READ = "to read"  # stands where a part of an exercise has no check
+MADE_FROM = "graded.json"  # what the table was made from: {"done": records, "unreadable": ...}
 
 
 def write(path: Path, done: list[dict], unreadable: list[tuple[str, str]]) -> None:
-    """Writes the table. A student may have handed in several notebooks."""
-    numbers = sorted({each["number"] for one in done for each in one["exercises"]}, key=order)
-    head = ["student", "points", "of", "flagged", "seconds"]
-    for number in numbers:
+    """Writes the table, and beside it what it was made from."""
+    folder = path.with_suffix("")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MADE_FROM).write_text(json.dumps({"done": done, "unreadable": unreadable},
+                                               ensure_ascii=False), encoding="utf-8")
+    write_rows(path, by_name(done, unreadable))
+
+
+def write_rows(path: Path, rows: list[Row], roster: bool = False) -> None:
+    """Writes the table of these rows. roster: with ids and e-mails, and the same maximum of points
+    for all. A cell of an exercise is empty where its notebook was not handed in."""
+    worth = points_possible(rows)
+    read_by_hand = sorted((number for number in worth if is_to_read(number)), key=order)
+    head = ["student", *(["id", "email"] if roster else []), "points", "of", "handed in", "flagged",
+            "late", "unreadable", "remark", "seconds"]
+    for number in worth:
         head += [number, f"{number} says"]
-    rows = [_row(student, [one for one in done if one["student"] == student], numbers)
-            for student in sorted({one["student"] for one in done})]
-    rows += [[_safe(student), 0, "", _safe(why), 0] + [""] * 2 * len(numbers)
-             for student, why in unreadable]
+    head += [f"{number} {TO_READ}" for number in read_by_hand]
     with open(path, "w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([head, *rows])
+        writer = csv.writer(file)
+        writer.writerow(head)
+        writer.writerows(_cells(row, worth, read_by_hand, roster) for row in rows)
+
+
+def points_possible(rows: list[Row]) -> dict[str, float]:
+    """Number of each exercise that was graded of somebody -> what it is worth, in their order."""
+    found = {each["number"]: each["of"] for row in rows for one in row.records
+             for each in one["exercises"]}
+    return {number: found[number] for number in sorted(found, key=order)}
+
+
+def is_to_read(number: str) -> bool:
+    """Whether a part of an exercise has no check."""
+    heading = lessons.headings(ROOT).get(number)
+    return bool(heading and heading.written)
 
 
 def order(number: str) -> tuple[int, ...]:
@@ -28,16 +59,31 @@ def order(number: str) -> tuple[int, ...]:
     return tuple(map(int, number.split(".")))
 
 
-def _row(student, records, numbers) -> list:
-    exercises = {each["number"]: each for one in records for each in one["exercises"]}
-    points, of = (sum(each[name] for each in exercises.values()) for name in ("points", "of"))
-    flagged = "; ".join(text for one in records for text in one["flagged"])
+def exercises_of(row: Row) -> dict[str, dict]:
+    """Number -> what was found of a row's exercises."""
+    return {each["number"]: each for one in row.records for each in one["exercises"]}
+
+
+def _cells(row, worth, read_by_hand, roster) -> list:
+    exercises = exercises_of(row)
+    points = sum(each["points"] for each in exercises.values())
+    of = sum(worth.values() if roster else (each["of"] for each in exercises.values()))
     seconds = sum(each["seconds"] for each in exercises.values())
-    cells = [_safe(student), f"{points:g}", f"{of:g}", _safe(flagged), f"{seconds:.1f}"]
-    for number in numbers:
+    notebooks = ", ".join(_notebooks.number(one["lesson"]) for one in row.records)
+    late = "; ".join(f"{_notebooks.number(name) or name} by {words}" for name, words in row.late)
+    flagged = "; ".join(text for one in row.records for text in one["flagged"])
+    unreadable = "; ".join(why if file == row.label else f"{file}: {why}"
+                           for file, why in row.unreadable)
+    who = row.student
+    ids = ([who.id, who.email] if who else ["", ""]) if roster else []
+    handed_in = notebooks or ("" if row.unreadable else "nothing")
+    cells = [safe(row.label), *map(safe, ids), f"{points:g}",
+             f"{of:g}" if roster or row.records else "", handed_in, safe(flagged), late,
+             safe(unreadable), safe("; ".join(row.remark)), f"{seconds:.1f}"]
+    for number in worth:
         each = exercises.get(number)
-        cells += [f"{each['points']:g}", _safe(says(each))] if each else ["", ""]
-    return cells
+        cells += [f"{each['points']:g}", safe(says(each))] if each else ["", ""]
+    return cells + [TO_READ if number in exercises else "" for number in read_by_hand]
 
 
 def says(each: dict) -> str:
@@ -46,7 +92,7 @@ def says(each: dict) -> str:
     return sentence if each["outcome"] == PASSED else f"{each['outcome']}: {sentence}"
 
 
-def _safe(text: str) -> str:
+def safe(text: str) -> str:
     """The text so that a spreadsheet does not take it for a formula."""
     return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
 

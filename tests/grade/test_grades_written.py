@@ -1,8 +1,10 @@
 """The table and the pages that a run leaves."""
 
+import re
 
-from _grade import feedback, table
-from _grade.sandbox import PASSED, WAITING, WRONG
+import pytest
+from _grade import class_page, feedback, handed_in, lessons, table
+from _grade.sandbox import PASSED, ROOT, WAITING, WRONG
 
 
 def record(student="ada", **changes):
@@ -15,7 +17,7 @@ def test_a_spreadsheet_runs_nothing(tmp_path):
     table.write(tmp_path / "g.csv", [record("=1+1", sentence="@SUM(1)", outcome=PASSED),
                                      record("\r=1")], [("=2+2", "-1")])
     text = (tmp_path / "g.csv").read_bytes()
-    assert b"\n'=2+2,0,,'-1," in text and b"'\r=1" in text
+    assert b"\n'=2+2,0,,,,,'-1," in text and b"'\r=1" in text
     assert "\n'=1+1," in (tmp_path / "g.csv").read_text()
     assert "'@SUM(1)" in (tmp_path / "g.csv").read_text()
 
@@ -37,9 +39,47 @@ def test_a_name_leads_nowhere_else(tmp_path):
 def test_wrong_answers_that_differ_in_numbers_are_one_kind():
     done = [record(sentence="it is 3 times"), record(sentence="it is 4 times"),
             record(sentence="it raises"), record(outcome=WAITING)]
-    assert feedback.wrong_answers(done, "2.1") == [(2, "it is 3 times"), (1, "it raises")]
+    assert class_page.wrong_answers(done, "2.1") == [(2, "it is 3 times"), (1, "it raises")]
 
 
 def test_what_a_page_says_is_no_markup():
     page = feedback.page_of("<script>", [record(sentence="<img src=x>")])
     assert "<script>" not in page and "<img" not in page
+
+
+def test_feedback_names_exercises_and_links_to_their_sections():
+    page = feedback.page_of("ada", [record(), record(number="2.10")], "https://x.edu/book/")
+    assert "<h2>02 Manual DDP</h2>" in page and "Your sentences: to read" in page
+    anchor = "exercise-2-10-compare-with-distributeddataparallel"
+    assert f"https://x.edu/book/notebooks/02_manual_ddp.html#{anchor}" in page
+    assert "2.1 Combine the shards&#x27; gradients" in page
+    assert "href" not in feedback.page_of("ada", [record()])
+
+
+def test_the_class_page_says_each_outcome_with_a_sign_and_in_words():
+    rows = [handed_in.Row("ada", records=[record(outcome=PASSED, points=1.0)]),
+            handed_in.Row("<bob>", records=[record(sentence="'it' is <3")]),
+            handed_in.Row("eve", records=[record(outcome=WAITING), record(number="2.10")],
+                          late=[("02_manual_ddp", "3 h")]), handed_in.Row("zoe")]
+    page = class_page.page(rows, "", {id(rows[0]): "ada.html"}, "written.html")
+    signs = re.findall(r"<span class='(\w+)' role='img' aria-label='2\.1 Combine the shards&#x27; "
+                       r"gradients: ([^']*)'.*?>(.)<", page)
+    assert signs == [("good", "passed", "✓"), ("bad", "wrong: &#x27;it&#x27; is &lt;3", "✗"),
+                     ("plain", "waiting", "–"), ("plain", "not handed in", "–")]
+    assert "<a href='ada.html'><span" in page and "02 by 3 h" in page and "<bob>" not in page
+    assert page.count("<a href='written.html'>to&nbsp;read</a>") == 1 and "tabindex='0'" in page
+    assert "3 of 4 students handed in · mean 0.2 of 2 points" in page
+    for number in ("2.1", "2.10"):
+        assert f"href='#e{number}'" in page and f"id='e{number}'" in page
+
+
+@pytest.mark.parametrize(("points", "words"), [([0, 1, 2, 2], "90 to 100 %: 2"),
+                                               ([], "0 to 10 %: 0")])
+def test_the_distribution_of_points(points, words):
+    assert words in class_page.distribution(points, 2)
+
+
+def test_anchors_are_those_of_sphinx():
+    nodes = pytest.importorskip("docutils.nodes")
+    for number, found in lessons.headings(ROOT).items():
+        assert found.anchor == nodes.make_id(f"Exercise {number} · {found.title}")

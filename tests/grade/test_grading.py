@@ -168,7 +168,8 @@ def test_a_file_that_cannot_be_read_has_a_row(run, tmp_path):
     run.write("ada", students.RIGHT[0])
     (tmp_path / "in" / "bob.ipynb").write_text("no")
     code, rows = run()
-    assert code == 1 and "is no notebook" in rows["bob"]["flagged"] and rows["ada"]["points"] == "1"
+    assert code == 1 and "is no notebook" in rows["bob"]["unreadable"]
+    assert rows["ada"]["points"] == "1"
 
 
 def test_a_checkout_that_would_be_hidden_has_a_sentence_of_its_own(tmp_path, monkeypatch, capsys):
@@ -243,7 +244,7 @@ def test_what_the_reader_cannot_do_is_one_submissions_alone(run, monkeypatch):
     run.write("ada", students.RIGHT[0])
     run.write("bob", students.RIGHT[0])
     code, rows = run()
-    assert code == 1 and "no descriptors left" in rows["ada"]["flagged"]
+    assert code == 1 and "no descriptors left" in rows["ada"]["unreadable"]
     assert rows["bob"]["points"] == "1"
 
 

@@ -1,10 +1,14 @@
 """Scripts that exercise 7.27 must reject, and right ones written differently."""
 
+import ast
+from pathlib import Path
+
 import pytest
 from answers import assert_rejected, with_changes
 
 import labs.pipeline_parallel as lab
 from labs.checks.scripts import files
+from labs.pipeline_parallel import pipeline_layers
 from labs.workers import programs
 
 pytestmark = pytest.mark.usefixtures("warm_launcher")
@@ -103,3 +107,13 @@ def test_a_gap_and_a_missing_file_wait(check):
     assert lab.check_pipeline("none.py").passed is None
     verdict = check(RIGHT + '\nraise NotImplementedError("Exercise 7.27")\n')
     assert verdict.passed is None and "7.27" in str(verdict)
+
+
+def test_the_reference_trains_the_layers_that_the_script_gives():
+    worked, ours = (ast.parse(text) for text in (RIGHT, Path(
+        pipeline_layers.__file__).read_text(encoding="utf-8")))
+    given = {node.name: ast.unparse(node) for node in worked.body if hasattr(node, "name")}
+    mine = {node.name: ast.unparse(node) for node in ours.body if hasattr(node, "name")}
+    assert mine.keys() == {"Embedding", "Block", "make_layers", "loss_of"}
+    assert all(given[name] == text for name, text in mine.items())
+    assert any(ast.unparse(node) == "CONTEXT, HIDDEN = (64, 64)" for node in worked.body)

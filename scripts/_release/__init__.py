@@ -1,0 +1,1 @@
+"""An archive of the workbook for students: scripts/release."""
