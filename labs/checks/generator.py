@@ -1,11 +1,18 @@
-"""The random numbers of checks."""
+"""The random numbers of checks, and whether a verdict may say the right one."""
 
 import os
 import random
 
-SEED = "WORKBOOK_SEED"  # set by scripts/grade: then a second run gives the same points
+SEED = "WORKBOOK_SEED"  # set by scripts/grade: a secret, the same for all students of a run
+GRADED = "WORKBOOK_GRADES"  # set by scripts/grade in the process that judges
 
 
 def new_generator() -> random.Random:
     """Another generator at every call, so that no table of answers fits; with SEED, the same."""
     return random.Random(os.environ.get(SEED) or None)
+
+
+def is_graded() -> bool:
+    """Whether points are given: then no verdict says the right number. Who hands in twice would
+    have the answer from the first verdict."""
+    return GRADED in os.environ

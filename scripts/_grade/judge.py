@@ -16,8 +16,6 @@ from importlib import import_module
 from _grade import inside, remote
 from _grade.outcomes import BROKEN, FLAGGED, PASSED, WAITING, WRONG
 
-# Exercises whose check calls functions with plain arguments in its own process, and compares what
-# they return. tests/grade/test_judged_apart.py tries them all.
 _OUTCOMES = {True: PASSED, False: WRONG, None: WAITING}
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from _grade import plain_data
-from _grade.plain_data import Malformed, NotPlain
+from _grade.plain_kinds import Malformed, NotPlain, Shared, identifier
 from labs.checks.student_code import TooMuchOutput, guarded, message_of, own_place
 from labs.workers.source_lines import Place
 
@@ -44,8 +44,8 @@ class Link:
         except OSError:
             raise Ended from None
 
-    def receive(self) -> Any:
-        return plain_data.read(self._exactly)
+    def receive(self, shared: Shared | None = None) -> Any:
+        return plain_data.read(self._exactly, shared)
 
     def _exactly(self, size: int) -> bytes:
         found = bytearray()
@@ -98,13 +98,14 @@ class Remote:
 
     def _call(self, number, arguments, named):
         # strict: what has no plain form is ours, and the exercise is none for a remote function
-        self._link.send(plain_data.pack([number, arguments, named], strict=True))
-        found = self._received()
+        shared = Shared()
+        self._link.send(plain_data.pack([number, arguments, named], True, shared))
+        found = self._received(shared)
         error = self._exception(found) if found[0] == "raised" else None
         result, after = (None, found[4]) if error else _listed(found, 3)[1:]
         if after is not None:  # an input was changed: so that the check sees it
-            positional, by_name = _listed(after, 2)
             try:
+                positional, by_name = plain_data.unpack(after)
                 _update(list(arguments), list(positional))
                 _update(named, by_name)
             except Exception:
@@ -113,9 +114,9 @@ class Remote:
             raise error
         return result
 
-    def _received(self):
+    def _received(self, shared=None):
         try:
-            found = self._link.receive()
+            found = self._link.receive(shared)
         except Malformed as error:
             raise Forged(f"sends {error}") from None
         if type(found) is not list or not found or type(found[0]) is not str:
@@ -148,7 +149,7 @@ def _exception_of(name, text) -> BaseException:
     if name == "SystemExit":
         return SystemExit(text)
     try:
-        name = plain_data.identifier(name)
+        name = identifier(name)
     except Malformed:
         raise Forged("sends an exception that is none") from None
     kind = getattr(builtins, name, None)
@@ -187,7 +188,10 @@ def _update(old, new) -> Any:
     if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
         if new.dtype != old.dtype:
             return new
-        old.data = new.data
+        if new.shape == old.shape:
+            old.data.copy_(new.data)
+        else:
+            old.data = new.data
         old.grad = new.grad
         return old
     if isinstance(old, np.ndarray) and isinstance(new, np.ndarray):
@@ -196,7 +200,7 @@ def _update(old, new) -> Any:
         old[...] = new
         return old
     if type(old) is list and type(new) is list:
-        old[:] = [_update(*each) for each in zip(old, new)] + new[len(old):]
+        old[:] = [_update(*each) for each in zip(old, new, strict=False)] + new[len(old):]
         return old
     if type(old) is tuple and type(new) is tuple and len(old) == len(new):
         for each in zip(old, new, strict=True):
@@ -222,43 +226,48 @@ def serve(link: Link, answers: Sequence[Any]) -> None:
     """Describes the answers, then calls what the judge asks for, until it closes the link."""
     link.send(_message(["answers", [_described(each) for each in answers]]))
     while True:
+        shared = Shared()
         try:
-            number, arguments, named = link.receive()
+            number, arguments, named = link.receive(shared)
         except Ended:
             return
-        link.send(_called(answers[number], arguments, named))
+        link.send(_called(answers[number], arguments, named, shared))
 
 
-def _called(function, arguments, named) -> bytes:
+def _called(function, arguments, named, shared) -> bytes:
     before = plain_data.pack([arguments, named])
     try:
         with guarded():
-            result = plain_data.pack(["returned", function(*arguments, **named), None])
-    except NotPlain as error:
-        result = pack_exception(RuntimeError(f"what was returned {error}"))
+            result = ["returned", function(*arguments, **named), None]
     except BaseException as error:
-        result = pack_exception(error)
-    if plain_data.pack([arguments, named]) == before:
-        return result
-    found = plain_data.unpack(result)
-    found[-1] = [list(arguments), named]
-    return _message(found)
+        result = _raised(error)
+    after = plain_data.pack([arguments, named])
+    if after != before:
+        result[-1] = after
+    return _message(result, shared)
 
 
-def _message(found) -> bytes:
+def _message(found, shared=None) -> bytes:
     try:
-        return plain_data.pack(found)
+        with guarded():  # a generator runs now
+            return plain_data.pack(found, shared=shared)
     except NotPlain as error:
         return pack_exception(RuntimeError(f"what was returned {error}"))
+    except BaseException as error:
+        return pack_exception(error)
 
 
 def pack_exception(error: BaseException) -> bytes:
     """The message of an exception: its type's name, its text, the submission's line."""
+    return plain_data.pack(_raised(error))
+
+
+def _raised(error) -> list:
     place = own_place(error)
     text = str(error.code) if isinstance(error, SystemExit) and error.code is not None else (
         message_of(error).removeprefix(type(error).__name__).removeprefix(": "))
-    return plain_data.pack(["raised", type(error).__name__, text, place and [
-        place.filename, place.line, place.function], None])
+    return ["raised", type(error).__name__, text,
+            place and [place.filename, place.line, place.function], None]
 
 
 def _described(answer) -> list:
