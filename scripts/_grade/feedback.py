@@ -7,13 +7,13 @@ from pathlib import Path
 
 from _solutions.report import document, table, text
 
-from _grade.outcomes import BROKEN, FLAGGED, PASSED, TIMED_OUT, WAITING, WRONG
+from _grade.outcomes import BROKEN, FLAGGED, NOT_ALLOWED, PASSED, TIMED_OUT, WAITING, WRONG
 from _grade.table import order
 
-ORDER = [PASSED, WRONG, TIMED_OUT, BROKEN, FLAGGED, WAITING]
+ORDER = [PASSED, WRONG, TIMED_OUT, BROKEN, NOT_ALLOWED, FLAGGED, WAITING]
 # White text is legible on each of them.
 _COLOURS = {PASSED: "#1a7f37", WRONG: "#c42b20", TIMED_OUT: "#9a6700", BROKEN: "#6e4c00",
-            FLAGGED: "#6f42c1", WAITING: "#5f6773"}
+            NOT_ALLOWED: "#0b6e75", FLAGGED: "#6f42c1", WAITING: "#5f6773"}
 _KINDS = {PASSED: ("good", "✓"), WAITING: ("plain", "○")}
 _NAME = 60  # characters of a page's name, of up to 4 bytes: file systems allow 255 bytes
 _MOST = 8  # wrong answers listed of an exercise

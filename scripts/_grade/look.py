@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from _grade import static_look, submissions
+from _grade import judged_apart, static_look, submissions
 from _grade.files import Unreadable
 from _grade.lessons import CleanCell, Exercise, Lesson
-from _grade.outcomes import FLAGGED, WAITING, WRONG
+from _grade.outcomes import FLAGGED, NOT_ALLOWED, WAITING, WRONG
 from _grade.submissions import Submission
 
 TOO_DEEP = "is nested too deeply to be read"
@@ -71,16 +71,18 @@ def exercise_of(one: Submission, exercise: Exercise, known: Known) -> tuple[str,
     """(outcome, sentence, nothing) of an exercise of which nothing must be run, else ("", "", what
     `submissions.needed` returns)."""
     kept = submissions.needed(one, exercise)
+    # Where the judge is another process, only what asks labs for the answer matters.
+    apart = exercise.number in judged_apart.EXERCISES
+    look = static_look.answers_of_labs if apart else static_look.findings
     for part, numbers in kept:
         if not part.own:
             continue
         try:
-            why = next(static_look.findings((part.body[each] for each in numbers), known.imports),
-                       "")
+            why = next(look((part.body[each] for each in numbers), known.imports), "")
         except RecursionError:  # of ast.unparse
             return WRONG, f"{part.name} {TOO_DEEP}", ()
         if why:
-            return FLAGGED, f"{part.name} {why}", ()
+            return (NOT_ALLOWED if apart else FLAGGED), f"{part.name} {why}", ()
     own = [part.source.strip() for part, _ in kept if part.own]
     if not own:
         why = submissions.not_python(one)

@@ -18,11 +18,12 @@ from _grade.plain_writer import Writer
 _HEAD = struct.Struct(">QQ")  # bytes of JSON, bytes behind it
 
 
-def pack(value: Any, strict: bool = False, shared: Shared | None = None) -> bytes:
+def pack(value: Any, strict: bool = False, shared: Shared | None = None,
+         reads: bool = True) -> bytes:
     """The message of a value. strict: raises NotPlain where a part has no plain form, instead of
     sending the name of its class. shared: of the message that this one answers; its own tensors are
-    added. Raises NotPlain too where it is beyond a limit."""
-    writer = Writer(strict, shared or Shared())
+    added. reads: whether generators are read. Raises NotPlain too where it is beyond a limit."""
+    writer = Writer(strict, Shared() if shared is None else shared, reads)
     text = json.dumps(writer.value(value), separators=(",", ":")).encode()
     length = sum(map(len, writer.buffers))
     if len(text) > TEXT or len(text) + length > LONGEST:
@@ -39,7 +40,7 @@ def read(receive: Callable[[int], bytes], shared: Shared | None = None) -> Any:
     text = receive(text)
     data = receive(length)
     try:
-        return Reader(data, shared or Shared()).value(json.loads(text))
+        return Reader(data, Shared() if shared is None else shared).value(json.loads(text))
     except Malformed:
         raise
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError,

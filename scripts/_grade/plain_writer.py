@@ -26,11 +26,12 @@ from _grade.plain_kinds import (
 
 
 class Writer:
-    """Makes JSON of a value; buffers: the bytes that come behind it."""
+    """Makes JSON of a value; buffers: the bytes that come behind it. reads: whether generators are
+    read to their end."""
 
-    def __init__(self, strict: bool, shared: Shared):
+    def __init__(self, strict: bool, shared: Shared, reads: bool):
         self.buffers: list[bytes] = []
-        self._strict, self._shared, self._count = strict, shared, 0
+        self._strict, self._shared, self._reads, self._count = strict, shared, reads, 0
 
     def value(self, value, depth: int = 0):
         self._count += 1
@@ -83,8 +84,7 @@ class Writer:
             return ["dict", several(value.keys()), several(value.values())]
         elif isinstance(value, set | frozenset):
             return ["set", several(value)]
-        # an argument would be read here, and not by the function
-        elif isinstance(value, types.GeneratorType | map | zip | filter) and not self._strict:
+        elif isinstance(value, types.GeneratorType | map | zip | filter) and self._reads:
             return ["generator", several(value)]
         elif isinstance(value, torch.dtype):
             return ["dtype", str(value).removeprefix("torch.")]

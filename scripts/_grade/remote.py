@@ -235,13 +235,17 @@ def serve(link: Link, answers: Sequence[Any]) -> None:
 
 
 def _called(function, arguments, named, shared) -> bytes:
-    before = plain_data.pack([arguments, named])
+    before = plain_data.pack([arguments, named], reads=False)
     try:
         with guarded():
             result = ["returned", function(*arguments, **named), None]
     except BaseException as error:
         result = _raised(error)
-    after = plain_data.pack([arguments, named])
+    try:
+        # what has no plain form now becomes its class's name, which shows that it has changed
+        after = plain_data.pack([arguments, named], reads=False)
+    except NotPlain as error:
+        return pack_exception(RuntimeError(f"an argument, after the call, {error}"))
     if after != before:
         result[-1] = after
     return _message(result, shared)
