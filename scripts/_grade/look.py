@@ -35,7 +35,7 @@ class Known:
                     for each in found["lessons"]], frozenset(found["imports"]))
 
 
-def main(job: int, answer: int) -> None:
+def main(job: int, answer: int, _alarm: int) -> None:
     """Reads a job, {"known": ..., "bytes": n} and behind that line the file's n bytes, and writes
     what `look_through` returns."""
     with open(job, "rb") as file:

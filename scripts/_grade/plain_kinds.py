@@ -25,6 +25,8 @@ _NAME = re.compile(r"[^\W\d]\w*")
 class NotPlain(TypeError):
     """A value that has no plain form, or is too large: said in the words of the exception."""
 
+    own_place = None  # for labs.checks.student_code: no line of the submission's raised it
+
 
 class Malformed(ValueError):
     """A message that no honest process sends."""

@@ -27,9 +27,13 @@ MESSAGE = 4000  # characters of an exception's text
 class Ended(BaseException):
     """The submission's process has ended. No Exception: no check may take it for an answer's."""
 
+    own_place = None  # for labs.checks.student_code: no line of the submission's raised it
+
 
 class Forged(BaseException):
     """What came from the submission's process is nothing that our code there sends."""
+
+    own_place = None
 
 
 class Link:
@@ -130,6 +134,7 @@ class Remote:
         if type(name) is not str or type(text) is not str:
             raise Forged("sends an exception that is none")
         error = _exception_of(name, text[:MESSAGE])
+        error.own_place = None
         if type(place) is list and len(place) == 3 and place[0] in self._cells and (
                 type(place[1]) is int and type(place[2]) is str):
             error.own_place = Place(place[0], place[1], place[2][:200])
