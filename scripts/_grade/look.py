@@ -19,20 +19,23 @@ TOO_DEEP = "is nested too deeply to be read"
 
 @dataclass(frozen=True)
 class Known:
-    """What the look compares with: the lessons, and how the notebooks import labs."""
+    """What the look compares with: the lessons, how the notebooks import labs, and which exercises
+    are judged apart."""
 
     lessons: list[Lesson]
     imports: frozenset[str]
+    apart: frozenset[str] = judged_apart.EXERCISES
 
     def as_json(self) -> dict:
         return {"lessons": [asdict(lesson) for lesson in self.lessons],
-                "imports": sorted(self.imports)}
+                "imports": sorted(self.imports), "apart": sorted(self.apart)}
 
     @classmethod
     def of_json(cls, found: dict) -> "Known":
         return cls([Lesson(each["name"], [CleanCell(**cell) for cell in each["cells"]],
                            [Exercise(**one) for one in each["exercises"]])
-                    for each in found["lessons"]], frozenset(found["imports"]))
+                    for each in found["lessons"]], frozenset(found["imports"]),
+                   frozenset(found["apart"]))
 
 
 def main(job: int, answer: int, _alarm: int) -> None:
@@ -72,7 +75,7 @@ def exercise_of(one: Submission, exercise: Exercise, known: Known) -> tuple[str,
     `submissions.needed` returns)."""
     kept = submissions.needed(one, exercise)
     # Where the judge is another process, only what asks labs for the answer matters.
-    apart = exercise.number in judged_apart.EXERCISES
+    apart = exercise.number in known.apart
     look = static_look.answers_of_labs if apart else static_look.findings
     for part, numbers in kept:
         if not part.own:

@@ -135,8 +135,8 @@ class Remote:
             raise Forged("sends an exception that is none")
         error = _exception_of(name, text[:MESSAGE])
         error.own_place = None
-        if type(place) is list and len(place) == 3 and place[0] in self._cells and (
-                type(place[1]) is int and type(place[2]) is str):
+        if type(place) is list and [*map(type, place)] == [str, int, str] and (
+                place[0] in self._cells):
             error.own_place = Place(place[0], place[1], place[2][:200])
         return error
 

@@ -136,7 +136,7 @@ class Sandbox:
         works = False
         if self._looks:
             try:
-                self.look(b"{}", {"lessons": [], "imports": []})
+                self.look(b"{}", {"lessons": [], "imports": [], "apart": []})
             except Unreadable as error:
                 works = str(error).startswith("is no notebook")
         else:

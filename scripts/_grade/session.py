@@ -107,7 +107,7 @@ def _read(options, given, lessons) -> tuple[list[Submission], list[tuple[str, st
     paths = files.files_of(given)
     if not paths:
         return [], []
-    known = Known(lessons, static_look.notebooks_imports()).as_json()
+    known = Known(lessons, static_look.notebooks_imports(), judged_apart.EXERCISES).as_json()
     by_name = {lesson.name: lesson for lesson in lessons}
     cgroups.remove_left_behind()
     looker = Sandbox([], not options.unsafe)

@@ -7,7 +7,16 @@ import pytest
 from _grade import judged_apart
 from _grade.outcomes import FLAGGED, NOT_ALLOWED, PASSED, WRONG
 from _grade.sandbox import Sandbox
-from grading import ROOT, grade, grade_one, looked_at, needs_namespaces, on_the_judge, students
+from grading import (
+    ROOT,
+    grade,
+    grade_one,
+    looked_at,
+    needs_namespaces,
+    on_the_check,
+    on_the_judge,
+    students,
+)
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +31,16 @@ def sandbox():
 @pytest.mark.parametrize("name", on_the_judge.ATTACKS)
 def test_a_wrong_answer_gains_nothing(sandbox, lessons, tmp_path, name):
     found = grade(sandbox, lessons, on_the_judge.ATTACKS[name], tmp_path / "ada.ipynb")
+    print(found)
+    assert found.outcome != PASSED
+
+
+@pytest.mark.slow
+@needs_namespaces
+@pytest.mark.parametrize("name", [name for name, (source, _) in on_the_check.FOUND.items()
+                                  if "mean_over_ranks" not in source])
+def test_what_deceives_the_guard_gains_nothing_either(sandbox, lessons, tmp_path, name):
+    found = grade(sandbox, lessons, on_the_check.FOUND[name][0], tmp_path / "ada.ipynb")
     print(found)
     assert found.outcome != PASSED
 
@@ -99,8 +118,8 @@ def test_a_verdict_does_not_say_the_right_number(sandbox, lessons, tmp_path):
     found = grade_one(sandbox, one, next(each for each in one.lesson.exercises
                                          if each.number == "1.3"))
     assert found.outcome == WRONG
-    assert "12,34" in found.sentence and "which is not right" in found.sentence
-    assert "it is" not in found.sentence.replace("which is", "") and "x" not in found.sentence[-6:]
+    assert found.sentence.endswith("parameters: you say 1.2345678e-05 GB per rank, which is not "
+                                   "right")
 
 
 @pytest.mark.slow
