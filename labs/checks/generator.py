@@ -16,3 +16,8 @@ def is_graded() -> bool:
     """Whether points are given: then no verdict says the right number. Who hands in twice would
     have the answer from the first verdict."""
     return GRADED in os.environ
+
+
+def unless_graded(answer: object) -> str:
+    """The right answer, as a verdict says it; "…" where points are given."""
+    return "…" if is_graded() else str(answer)

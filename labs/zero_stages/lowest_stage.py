@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable
 
+from labs.checks.generator import unless_graded
 from labs.checks.numbers import as_number
 from labs.checks.verdicts import Wrong, check, shows
 from labs.pictures.tables import Table
@@ -68,11 +69,12 @@ def _wrong(name, got, want, parameters, ranks, capacity, activations) -> Wrong:
                      "States and activations must fit together, and no stage shards activations; "
                      "with few ranks a stage saves less than its limit.", code="stage_too_low")
     if state_bytes(parameters, ranks, want) + activations == capacity:
-        return Wrong(f"{name}: you say {answer}; stage {want} takes exactly the capacity",
+        return Wrong(f"{name}: you say {answer}; stage {unless_graded(want)} takes exactly the "
+                     "capacity",
                      "It must not be more than the capacity: as much as that fits.",
                      code="exact_fit_refused")
     # Too high a stage sends more than it must.
-    return Wrong(f"{name}: you say {answer}; stage {want} fits too and costs less",
+    return Wrong(f"{name}: you say {answer}; stage {unless_graded(want)} fits too and costs less",
                  "Take the lowest stage that fits: stage 3 sends half as much again, and each "
                  "stage has more that can go wrong. Capacity counts in bytes, and GB are 1e9.",
                  code="stage_too_high")
