@@ -1,12 +1,11 @@
 """Exercise 7.21: where a rank is in a mesh, and who is in its group; and the picture of which nodes
 its groups are on."""
 
-import random
 from collections.abc import Callable
 
 from matplotlib.patches import Patch, Rectangle
 
-from labs.checks.generator import unless_graded
+from labs.checks.generator import new_generator, unless_graded
 from labs.checks.guesses import guessed
 from labs.checks.numbers import as_list, as_number
 from labs.checks.verdicts import Wrong, check, kind_of, shows
@@ -40,7 +39,7 @@ def _ranks(mesh) -> list[int]:
     if mesh.ranks <= TRIED:
         return list(range(mesh.ranks))
     # The first and the last rank always: off-by-one mistakes show there.
-    drawn = random.Random(mesh.ranks).sample(range(1, mesh.ranks - 1), TRIED - 2)
+    drawn = new_generator().sample(range(1, mesh.ranks - 1), TRIED - 2)
     return [0, *drawn, mesh.ranks - 1]
 
 

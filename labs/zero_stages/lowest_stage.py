@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable
 
-from labs.checks.generator import unless_graded
+from labs.checks.generator import new_generator, unless_graded
 from labs.checks.numbers import as_number
 from labs.checks.verdicts import Wrong, check, shows
 from labs.pictures.tables import Table
@@ -32,7 +32,7 @@ def _lowest_that_fits(parameters: float, ranks: int, capacity: float,
 def check_lowest_stage(lowest_stage: Callable):
     """lowest_stage(parameters, ranks, capacity, activations): the lowest one that fits, or None."""
     cases = _cases()
-    for name, case in cases.items():
+    for name, case in (cases | _random_cases()).items():
         returned, want = lowest_stage(*case), _lowest_that_fits(*case)
         # 0 is a stage and None is none: a test of truth would take one for the other.
         got = None if returned is None else as_number(returned)
@@ -56,6 +56,18 @@ def _cases() -> dict[str, tuple[float, int, float, float]]:
         capacity = state_bytes(_EXACT, 8, stage) + 12 * GB
         found[f"7B on 8 GPUs of exactly {capacity / GB:g} GB with 12 GB of activations"] = (
             _EXACT, 8, capacity, 12 * GB)
+    return found
+
+
+def _random_cases() -> dict[str, tuple[float, int, float, float]]:
+    """As `_cases`, of random sizes: no table of those above has them."""
+    rng, found = new_generator(), {}
+    for _ in range(20):
+        parameters, ranks = rng.randrange(1, 90) * 1e9, rng.randint(2, 96)
+        stage, spare = rng.choice((0, 1, 2, 3)), rng.choice((-1, 1)) * rng.uniform(0.05, 0.3)
+        capacity = round(state_bytes(parameters, ranks, stage) * (1 + spare) + 5 * GB)
+        found[f"{parameters / 1e9:g}B on {ranks} GPUs of {capacity / GB:.1f} GB with 5 GB of "
+              "activations"] = (parameters, ranks, capacity, 5 * GB)
     return found
 
 
