@@ -71,6 +71,7 @@ def start_fork_server(close: tuple[int, ...]) -> None:
     everything: a new Python would take seconds to do so."""
     from multiprocessing import resource_tracker, util
 
+    ranks.meet_in_a_file()
     address = os.path.join(util.get_temp_dir(), "forkserver")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
