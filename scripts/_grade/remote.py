@@ -9,7 +9,6 @@ import builtins
 import dataclasses
 import inspect
 import socket
-import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -295,8 +294,3 @@ def _described(answer) -> list:
 
 def _written(value, write: Callable[[Any], str]) -> str | None:
     return None if value is inspect.Parameter.empty else write(value)[:200]
-
-
-def is_function(answer: Any) -> bool:
-    """Whether an answer is called by its check, and is no class."""
-    return callable(answer) and not isinstance(answer, type | types.ModuleType)

@@ -103,20 +103,40 @@ def test_what_asks_labs_is_not_allowed(sandbox, lessons, tmp_path):
         NOT_ALLOWED, "cell 5 imports labs.predictions.memory, which checks are made of")
 
 
+def of_01(path, lessons, number, function, body):
+    """A submission of notebook 01 with this body in the place of a function's, and its exercise."""
+    nb = json.loads((ROOT / "notebooks" / "01_memory_math.ipynb").read_text())
+    cell = next(cell for cell in nb["cells"] if f"def {function}" in "".join(cell["source"]))
+    lines = "".join(cell["source"]).split("\n")
+    head = next(line for line in lines if line.startswith(f"def {function}"))
+    cell["source"] = f"import numpy as np\nimport torch\n{head}\n{body}"
+    path.write_text(json.dumps(nb))
+    one = looked_at(path, lessons)
+    return one, next(each for each in one.lesson.exercises if each.number == number)
+
+
+@pytest.mark.slow
+@needs_namespaces
+@pytest.mark.parametrize("answer", [
+    "shard, buckets", "[*shard, buckets]", "(x for x in (*shard, buckets))",
+    "np.array([*shard, buckets])", "torch.tensor([*shard, buckets], dtype=torch.float64)",
+    "tuple(map(np.float64, (*shard, buckets)))"])
+def test_what_ranks_hold_may_be_written_in_many_ways(sandbox, lessons, tmp_path, answer):
+    answer = answer.replace("shard, buckets", "*shard, buckets") if answer[0] == "s" else answer
+    body = ("    n = ranks if strategy == 'FSDP2' else 1\n"
+            "    shard = [4 * count / n, 4 * count / n, 8 * count / n]\n"
+            "    buckets = 4 * count if strategy == 'DDP' else 0\n"
+            f"    return {answer}\n")
+    found = grade_one(sandbox, *of_01(tmp_path / "ada.ipynb", lessons, "1.7", "rank_states", body))
+    assert found.outcome == PASSED, found
+
+
 @pytest.mark.slow
 @needs_namespaces
 def test_a_verdict_does_not_say_the_right_number(sandbox, lessons, tmp_path):
     """1.3 and a wrong number: neither the right one nor how many times it is."""
-    nb = json.loads((ROOT / "notebooks" / "01_memory_math.ipynb").read_text())
-    cell = next(cell for cell in nb["cells"] if "def per_rank" in "".join(cell["source"]))
-    head = "".join(cell["source"]).split("\n")
-    at = next(n for n, line in enumerate(head) if line.startswith("def per_rank"))
-    cell["source"] = "\n".join([head[at], "    return 12345.678, 3, 4"])
-    path = tmp_path / "ada.ipynb"
-    path.write_text(json.dumps(nb))
-    one = looked_at(path, lessons)
-    found = grade_one(sandbox, one, next(each for each in one.lesson.exercises
-                                         if each.number == "1.3"))
+    found = grade_one(sandbox, *of_01(tmp_path / "ada.ipynb", lessons, "1.3", "per_rank",
+                                      "    return 12345.678, 3, 4"))
     assert found.outcome == WRONG
     assert found.sentence.endswith("parameters: you say 1.2345678e-05 GB per rank, which is not "
                                    "right")
