@@ -60,6 +60,7 @@ def _random_case(number, numbers: random.Random) -> tuple[tuple[float, ...], int
     ranks = numbers.randint(1, min(parts, 6))
     if number % 3 == 0:
         costs = [float(numbers.randint(0, 9)) for _ in range(parts)]
+        costs[numbers.randrange(parts)] = 9.0  # of zeros alone no split is faster than another
     else:
         layer = numbers.uniform(0.5, 2)
         costs = [layer] * parts
