@@ -5,13 +5,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from _grade import files, look, session, static_look
+from _grade import files, judged_apart, look, session, static_look
 from _grade.sandbox import Misplaced, Missing, Sandbox, Unavailable
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tests" / "hostile"))
 import class_of_students as students  # noqa: E402
 import on_the_check  # noqa: E402, F401
+import on_the_judge  # noqa: E402, F401
 import on_the_machine  # noqa: E402, F401
 import on_the_reader  # noqa: E402, F401
 
@@ -36,7 +37,8 @@ needs_namespaces = pytest.mark.skipif(not namespaces_work(),
 
 def looked_at(path, lessons) -> session.Submission:
     """What the look finds in a file, in this process."""
-    known = look.Known(lessons, static_look.notebooks_imports())
+    known = look.Known(lessons, static_look.notebooks_imports(),
+                       apart=judged_apart.EXERCISES)
     found = look.look_through(files.read(path), known)
     if "unreadable" in found:
         raise files.Unreadable(found["unreadable"])

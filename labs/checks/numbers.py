@@ -10,6 +10,7 @@ from itertools import combinations
 from numbers import Real
 from typing import Any
 
+from labs.checks.generator import is_graded
 from labs.checks.tolerances import FLOAT32
 from labs.checks.verdicts import Wrong, kind_of
 from labs.words import format_distinct
@@ -159,8 +160,9 @@ def judge_number(got, want: float, causes: Iterable[Cause], what: str, unit: str
     """Raises Wrong unless `got` is a number close to `want`: with the causes whose number is close
     to `got` (two at most), or with their ratio and `hint` where there is none.
 
-    what: what is judged, as the message begins. source: the words before `want`. rel_tol, abs_tol:
-    as of `math.isclose`; a number in float32 is never held to more than its precision.
+    what: what is judged, as the message begins. source: the words before `want`, which is not said
+    where points are given. rel_tol, abs_tol: as of `math.isclose`; a number in float32 is never
+    held to more than its precision.
     """
     number = require_number(got, what)
     # A result computed with float32 tensors is right if its seven digits are.
@@ -175,7 +177,8 @@ def judge_number(got, want: float, causes: Iterable[Cause], what: str, unit: str
     if is_close(want):
         return
     yours, wanted = format_distinct(number, want)
-    said = f"{what}: you say {yours}{unit and ' '}{unit}, {source} {wanted}"
+    said = f"{what}: you say {yours}{unit and ' '}{unit}"
+    said += ", which is not right" if is_graded() else f", {source} {wanted}"
     # Two mistakes may lead to one number, and then both are named; a pair of mistakes only where
     # none alone explains it.
     found = [cause for cause in causes if is_close(cause.number)]
@@ -183,7 +186,8 @@ def judge_number(got, want: float, causes: Iterable[Cause], what: str, unit: str
         hints = dict.fromkeys(cause.hint or hint for cause in found[:2])
         raise Wrong(f"{said}: " + ", or ".join(cause.sentence for cause in found[:2]),
                     " Or: ".join(filter(None, hints)), code=found[0].code)
-    raise Wrong(said + _factor(number, want), hint, code="wrong_number")
+    factor = "" if is_graded() else _factor(number, want)
+    raise Wrong(said + factor, hint, code="wrong_number")
 
 
 def pairs(causes: Iterable[Cause], want: float) -> list[Cause]:

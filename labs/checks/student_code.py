@@ -55,8 +55,10 @@ def own_place(error: BaseException) -> source_lines.Place | None:
     """The innermost line of the student's that an exception, or one that caused it, went through;
     None where no line of theirs is involved."""
     # __cause__: RankFailed and wrapped errors are raised "from" the exception of the student's
-    # line.
+    # line. own_place: scripts/grade runs the student's code in another process, which says it.
     while error is not None:
+        if hasattr(error, "own_place"):
+            return error.own_place
         own = [place for place in source_lines.traceback_of(error) if place.is_students]
         if own:
             return own[-1]

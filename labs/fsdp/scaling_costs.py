@@ -3,6 +3,7 @@ seconds of CPU offload; and what these formulas say of the billion-parameter lab
 
 from collections.abc import Callable, Sequence
 
+from labs.checks.generator import new_generator
 from labs.checks.numbers import (
     Mistake,
     as_list,
@@ -38,18 +39,31 @@ def check_scaling_costs(efficiency: Callable, communication_ratio: Callable,
     require_signature(efficiency, ("few", "many"))
     require_signature(communication_ratio, ("psi", "ranks", "tokens", "flops", "link"))
     require_signature(offload, ("psi", "ranks", "pcie", "host"))
-    _judge(efficiency, STEPS, _right_efficiency, _EFFICIENCY,
+    steps, machines, hosts = _with_random()
+    _judge(efficiency, steps, _right_efficiency, _EFFICIENCY,
            "Tokens per second of one GPU, on many over on few.")
-    _judge(communication_ratio, MACHINES, _right_ratio, _RATIO,
+    _judge(communication_ratio, machines, _right_ratio, _RATIO,
            "Seconds of the bytes that a rank sends, over seconds of its FLOPs.")
-    for place, host in enumerate(HOSTS):
+    for place, host in enumerate(hosts):
         require_numbers(offload(*host), OFFLOAD, _call(offload, host))
         for index, mistakes in enumerate((_COPIES, _ADAMW)):
-            _judge_one(lambda *args, i=index: as_list(offload(*args))[i], HOSTS, place,
+            _judge_one(lambda *args, i=index: as_list(offload(*args))[i], hosts, place,
                        lambda *args, i=index: _right_offload(*args)[i], mistakes,
                        f"{_call(offload, host)}, {OFFLOAD[index]}", "s",
                        "Bytes of one rank over its PCIe; bytes of all ranks over the one host.")
     return "counts the efficiency, the communication and the offload of any job"
+
+
+def _with_random() -> tuple[tuple, tuple, tuple]:
+    """STEPS, MACHINES and HOSTS, each with a random case at its end."""
+    rng = new_generator()
+    few, many, tokens = rng.randint(1, 4), rng.randint(5, 64), rng.randrange(1024, 9000)
+    step = ((few, few * tokens, rng.uniform(0.2, 0.6)),
+            (many, many * rng.randrange(1024, 9000), rng.uniform(0.3, 0.9)))
+    psi, ranks = rng.randrange(1, 90) * 1e8, rng.randint(2, 32)
+    machine = (psi, ranks, tokens, rng.uniform(5e13, 5e14), rng.uniform(1e10, 4e11))
+    host = (psi, ranks, rng.uniform(1e10, 6e10), rng.uniform(1e11, 6e11))
+    return (*STEPS, step), (*MACHINES, machine), (*HOSTS, host)
 
 
 def _judge(function, cases, right, mistakes, hint) -> None:

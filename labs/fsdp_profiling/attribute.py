@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from labs.checks.generator import unless_graded
 from labs.checks.verdicts import Wrong, check, shows
 from labs.fsdp_profiling import recorded_runs, synthetic_traces
 from labs.fsdp_profiling.recorded_runs import RecordedRun
@@ -77,14 +78,15 @@ def _explain_unit(unit, owner, trace, gather, what, hint):
     at_work = [trace_units.unit_of(label.name)
                for label in trace.enclosing(gather.issued, "FSDP::pre_")]
     if owner.prefetched and unit in at_work:
-        raise Wrong(f"{what}: it is for {owner.unit}; {unit} is the unit that prefetched it",
+        raise Wrong(f"{what}: it is for {unless_graded(owner.unit)}; {unit} is the unit that "
+                    "prefetched it",
                     "The innermost label, FSDP::all_gather (unit), says whose parameters are "
                     "gathered.", code="prefetching_unit")
     if owner.unit == trace_units.ROOT:
         raise Wrong(f"{what}: it is for the root, and attribute says {unit!r}",
                     'A label FSDP::all_gather without a unit is the root\'s: return "root".',
                     code="root_missed")
-    raise Wrong(f"{what}: it is for {owner.unit}, not for {unit!r}",
+    raise Wrong(f"{what}: it is for {unless_graded(owner.unit)}, not for {unit!r}",
                 hint or "The unit's name stands in the brackets of the label, as the module is "
                         "called in the model.", code="wrong_unit")
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from labs.checks.generator import unless_graded
 from labs.checks.numbers import Cause, judge_number
 from labs.checks.verdicts import Wrong, check, shows
 from labs.fsdp_profiling import recorded_runs, synthetic_traces
@@ -131,10 +132,12 @@ def _compare(got, stack, want, what):
                     "lab.LIBRARIES has the words by which a library's frame is known.",
                     code="library_frame")
     if stack.index(got) < stack.index(want):
-        raise Wrong(f"{what}: {got!r} is an outer caller; {want!r} is nearer to the call",
+        raise Wrong(f"{what}: {got!r} is an outer caller; {unless_graded(repr(want))} is nearer to "
+                    "the call",
                     "The stack has its outermost frame first: search from its end.",
                     code="outer_caller")
-    raise Wrong(f"{what}: {got!r} is not the place; it is {want!r}", code="wrong_frame")
+    raise Wrong(f"{what}: {got!r} is not the place; it is {unless_graded(repr(want))}",
+                code="wrong_frame")
 
 
 @shows("5.4")

@@ -4,6 +4,7 @@ with and without prefetch."""
 from collections.abc import Callable
 from dataclasses import replace
 
+from labs.checks.generator import new_generator
 from labs.checks.numbers import (
     Cause,
     Mistake,
@@ -33,7 +34,11 @@ def check_collective_seconds(collective_seconds, layer_seconds):
     reduce-scatter; layer_seconds(in_flight, computing, prefetch): of a layer's backward."""
     require_signature(collective_seconds, ("nbytes", "ranks", "bandwidth", "latency"))
     require_signature(layer_seconds, ("in_flight", "computing", "prefetch"))
-    for nbytes, ranks, bandwidth, latency in _JOBS:
+    rng = new_generator()
+    drawn = (rng.randrange(10**6, 10**9), rng.randint(3, 64), rng.uniform(1e9, 3e11),
+             rng.uniform(1e-5, 1e-3))
+    layers = (*_LAYERS, (rng.uniform(1, 9), rng.uniform(1, 20)))
+    for nbytes, ranks, bandwidth, latency in (*_JOBS, drawn):
         # (N-1)/N of the tensor arrives at each rank, and however small it is, the latency remains.
         want = latency + traffic.all_gather(nbytes, ranks) / bandwidth
         judge_number(collective_seconds(nbytes, ranks, bandwidth, latency), want,
@@ -42,13 +47,13 @@ def check_collective_seconds(collective_seconds, layer_seconds):
                      f"{latency:.3g} s of latency: the time", "s", abs_tol=0)
     for prefetch in (True, False):
         answers = [require_number(layer_seconds(*layer, prefetch), "layer_seconds(…)")
-                   for layer in _LAYERS]
-        for at, (in_flight, computing) in enumerate(_LAYERS):
+                   for layer in layers]
+        for at, (in_flight, computing) in enumerate(layers):
             # Both collectives of a layer pass the link. With prefetch they overlap with computing,
             # and the longer of the two decides; without, all wait for one another.
             both = 2 * in_flight
             judge_number(answers[at], max(computing, both) if prefetch else computing + both,
-                         common_cause(_MISTAKES[prefetch], _LAYERS, answers, at),
+                         common_cause(_MISTAKES[prefetch], layers, answers, at),
                          f"a collective of {in_flight:g} s, {computing:g} s of computing, "
                          f"prefetch={prefetch}: the layer's time", "s")
     return ("the latency, and (N-1)/N of the tensor through the link, on 2, 4, 5 and 8 ranks; a "

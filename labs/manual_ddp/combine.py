@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 
+from labs.checks.generator import new_generator
 from labs.checks.on_ranks import largest_difference
 from labs.checks.tolerances import SUMS
 from labs.checks.verdicts import Wrong, check, kind_of, shows
@@ -25,10 +26,12 @@ _MISTAKES = (
 def check_combine(combine):
     """combine(gradients, sizes) returns the full batch's gradient, in the gradients' dtype, and
     leaves both lists and the tensors in them as they are. A gradient may be None."""
+    rng = new_generator()
     # unequal shards first: with two equal ones several mistakes give the same gradient
     for sizes, unused in (([3, 1, 8], None), ([1, 2, 4, 6], None), ([5, 5], None), ([7], None),
-                          ([4, 6, 2], 1), ([5, 1], 0)):
-        want, parts = gradients_of_shards(sizes, unused)
+                          ([4, 6, 2], 1), ([5, 1], 0), (rng.sample(range(1, 10), 4), 2)):
+        # of another model and batch each time: a table of gradients fits none
+        want, parts = gradients_of_shards(sizes, unused, rng.getrandbits(30))
         given, given_sizes = [part if part is None else part.clone() for part in parts], list(sizes)
         got = as_gradient(combine(given, given_sizes), want)
         shards = f"shards of {sizes} examples"
@@ -53,12 +56,12 @@ def _judge_inputs(given, parts, given_sizes, sizes, shards):
                         code="changes_input")
 
 
-def gradients_of_shards(sizes: list[int], unused: int | None = None
+def gradients_of_shards(sizes: list[int], unused: int | None = None, seed: int = 0
                         ) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
     """The gradient of a batch, and those of its shards of these sizes, of one small weight. unused:
-    the shard that does not use the weight, and therefore has None."""
-    model = EdgeCaseModel()
-    [batch] = data.xy_batches(1, sum(sizes))
+    the shard that does not use the weight, and therefore has None. seed: of the model and batch."""
+    model = EdgeCaseModel(seed)
+    [batch] = data.xy_batches(1, sum(sizes), seed=seed)
     # (13, 5); (13, 13) is the layer that runs only with use_all
     weight = model.first.weight if unused is None else model.sometimes_unused.weight
 

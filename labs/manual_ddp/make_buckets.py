@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from labs.checks import comparison
+from labs.checks.generator import new_generator
 from labs.checks.guesses import guessed
 from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.manual_ddp.api_hints import API_HINTS
@@ -32,7 +33,7 @@ def check_make_buckets(make_buckets):
 
 def _cases():
     # 280: the last two parameters fill it exactly; 10: every parameter is larger, also the first
-    for cap in (900, 400, 2000, 280, 10, 10**6):
+    for cap in (900, 400, 2000, 280, 10, 10**6, new_generator().randrange(300, 3000, 4)):
         yield EdgeCaseModel(), cap
     # the parameter that comes first is larger than the cap, and a small one follows
     yield NestedModel(), NESTED_CAP

@@ -3,6 +3,7 @@ settings."""
 
 from collections.abc import Callable, Iterable
 
+from labs.checks.generator import unless_graded
 from labs.checks.guesses import guessed
 from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.pictures import marks
@@ -70,8 +71,8 @@ def _judge(got, job: Job, settings) -> float:
     # is more than the model of step time can tell apart.
     took, shortest = (search.step_seconds(job, plan) for plan in (got, want))
     if took > SLOWER * shortest:
-        raise Wrong(f"{job}: {got} takes {took:.3g} s a step; {want} takes {shortest:.3g} s and "
-                    f"fits, too{_difference(got, want)}",
+        raise Wrong(f"{job}: {got} takes {took:.3g} s a step; {unless_graded(want)} takes "
+                    f"{shortest:.3g} s and fits, too{unless_graded(_difference(got, want))}",
                     "No rule of thumb is right for all jobs: compare the seconds of all plans that "
                     "fit.", code="slower_choice")
     return took / shortest
@@ -89,7 +90,7 @@ def _judge_settings(got, job, settings):
 
 def _judge_none(got, want, job, settings) -> float:
     if got is None and want is not None:
-        raise Wrong(f"{job}: you say that nothing fits, but {want} does, with "
+        raise Wrong(f"{job}: you say that nothing fits, but {unless_graded(want)} does, with "
                     f"{_held(job, want) / GB:.1f} GB on the largest rank",
                     "Have you tried recomputation, a smaller micro-batch, more stages?",
                     code="nothing_returned")

@@ -1,11 +1,11 @@
 """Exercise 7.21: where a rank is in a mesh, and who is in its group; and the picture of which nodes
 its groups are on."""
 
-import random
 from collections.abc import Callable
 
 from matplotlib.patches import Patch, Rectangle
 
+from labs.checks.generator import new_generator, unless_graded
 from labs.checks.guesses import guessed
 from labs.checks.numbers import as_list, as_number
 from labs.checks.verdicts import Wrong, check, kind_of, shows
@@ -39,7 +39,7 @@ def _ranks(mesh) -> list[int]:
     if mesh.ranks <= TRIED:
         return list(range(mesh.ranks))
     # The first and the last rank always: off-by-one mistakes show there.
-    drawn = random.Random(mesh.ranks).sample(range(1, mesh.ranks - 1), TRIED - 2)
+    drawn = new_generator().sample(range(1, mesh.ranks - 1), TRIED - 2)
     return [0, *drawn, mesh.ranks - 1]
 
 
@@ -50,6 +50,7 @@ def _judge_coordinates(coordinates, rank, mesh):
     want = mesh.coordinates(rank)
     if got == want:
         return
+    right = unless_graded(want)
     if len(got) != len(want):
         raise Wrong(f"{where} is {got}: {counted(len(got), 'coordinate')} for "
                     f"{counted(len(want), 'dimension')}", code="wrong_count")
@@ -57,23 +58,23 @@ def _judge_coordinates(coordinates, rank, mesh):
     # differ: a mesh filled the other way round puts a tensor-parallel group on 8 nodes.
     turned = Mesh(mesh.names, mesh.sizes[::-1]).coordinates(rank)
     if got == turned[::-1]:
-        raise Wrong(f"{where} is {got}, but it should be {want}: yours counts the first dimension "
+        raise Wrong(f"{where} is {got}, but it should be {right}: yours counts the first dimension "
                     "fastest", "Neighbours, such as ranks 0 and 1, differ in the last dimension.",
                     code="first_dimension_fastest")
     if got == turned:
-        raise Wrong(f"{where} is {got}, but it should be {want}: the sizes are taken in the order "
+        raise Wrong(f"{where} is {got}, but it should be {right}: the sizes are taken in the order "
                     "of the other end", code="other_end_first")
     if got == want[::-1]:
-        raise Wrong(f"{where} is {got}, but it should be {want}: the right coordinates in "
+        raise Wrong(f"{where} is {got}, but it should be {right}: the right coordinates in "
                     "the reversed order", "The first coordinate belongs to the first size.",
                     code="reversed_order")
     if got == tuple(place + 1 for place in want):
-        raise Wrong(f"{where} is {got}, but it should be {want}: coordinates count from 0",
+        raise Wrong(f"{where} is {got}, but it should be {right}: coordinates count from 0",
                     code="counts_from_one")
     if any(place >= size for place, size in zip(got, mesh.sizes, strict=True)):
         raise Wrong(f"{where} is {got}: a coordinate is a number from 0 to the size of its "
                     "dimension, less 1", code="outside_the_mesh")
-    raise Wrong(f"{where} is {got}, but it should be {want}",
+    raise Wrong(f"{where} is {got}, but it should be {right}",
                 "divmod(rank, last size) gives what is left for the other dimensions, and the last "
                 "coordinate.", code="wrong_place")
 
@@ -88,7 +89,8 @@ def _judge_group(group, rank, dimension, mesh):
     # there.
     if sorted(got) == want:
         raise Wrong(f"{where} is {got}: the right ranks, but not in the order of their "
-                    f"coordinates, {want}", "A collective gathers in the order of the group.",
+                    f"coordinates, {unless_graded(want)}",
+                    "A collective gathers in the order of the group.",
                     code="wrong_order")
     if rank not in got:
         raise Wrong(f"{where} is {_short(got)}: rank {rank} itself is missing",

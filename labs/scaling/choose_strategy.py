@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from labs.checks.generator import unless_graded
 from labs.checks.numbers import require_signature
 from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.pictures.tables import Table
@@ -108,8 +109,8 @@ def _judge(case, got):
     if got == want:
         return
     if got is None:
-        raise Wrong(f"{case}: you say that nothing fits, but {want} stores "
-                    f"{case.held(want) / 1e9:.3g} GB a GPU",
+        raise Wrong(f"{case}: you say that nothing fits, but {unless_graded(want)} "
+                    f"stores {unless_graded(f'{case.held(want) / 1e9:.3g}')} GB a GPU",
                     "HSDP divides the states by a host's GPUs, FSDP by all of them.",
                     code="nothing_returned")
     # What does not fit cannot be chosen, however fast it would be.
@@ -121,8 +122,9 @@ def _judge(case, got):
     hint = ("One host sends nothing across: its slowest link is the one inside, and HSDP is FSDP."
             if case.hosts == 1 else "Which strategy is fastest depends on both links: compute the "
             "seconds of each that fits. A ring is as slow as its slowest edge.")
-    raise Wrong(f"{case}: {got} fits, but {want} fits too and is faster: {_ms(times[want])} of "
-                f"collectives in a step, {got} {_ms(times[got])}", hint, code="slower_choice")
+    raise Wrong(f"{case}: {got} fits, but {unless_graded(want)} fits too and is faster: "
+                f"{unless_graded(_ms(times[want]))} of collectives in a step, {got} "
+                f"{_ms(times[got])}", hint, code="slower_choice")
 
 
 def _ms(seconds) -> str:

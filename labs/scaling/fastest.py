@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from matplotlib.lines import Line2D
 
-from labs.checks.generator import new_generator
+from labs.checks.generator import new_generator, unless_graded
 from labs.checks.guesses import guessed
 from labs.checks.inputs import UnchangedInputs
 from labs.checks.numbers import require_signature
@@ -94,12 +94,13 @@ def _judge(name, plans, got, rule: Callable[[], Rule | None]):
                        if plan.memory_high <= plan.free)
         if took > NEAR * shortest:
             said, code = (f"{got.name} takes {took / shortest:.3f} times the shortest step of "
-                          f"those that fit, {want.name} {best / shortest:.3f} times"
+                          f"those that fit, {unless_graded(want.name)} "
+                          f"{best / shortest:.3f} times"
                           ), "slower_choice"
             hint = f"{SECONDS_HINT} {LIMIT_HINT}"
         else:
-            said, code = (f"{want.name} is as fast as {got.name}, to 5 %, and takes less memory: "
-                          f"up to {want.memory_high / GB:.1f} in place of "
+            said, code = (f"{unless_graded(want.name)} is as fast as {got.name}, to 5 %, and takes "
+                          f"less memory: up to {want.memory_high / GB:.1f} in place of "
                           f"{got.memory_high / GB:.1f} GB"), "more_memory"
             hint = f"{LIMIT_HINT} {LEAST_HINT}"
     found = rule()

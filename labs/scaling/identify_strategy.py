@@ -9,6 +9,7 @@ from itertools import chain
 import torch
 import torch.distributed as dist
 
+from labs.checks.generator import unless_graded
 from labs.checks.guesses import guessed
 from labs.checks.inputs import UnchangedInputs
 from labs.checks.on_ranks import on_ranks
@@ -50,7 +51,8 @@ def _judge_name(name, want, ranks, what):
     _require_name(name, what)
     if name != want:
         reason, hint = _reason(name, want, ranks)
-        raise Wrong(f"{what}: you say {name}, it was {want}: {reason}", hint, code="wrong_strategy")
+        raise Wrong(f"{what}: you say {name}, it was {unless_graded(want)}: {reason}", hint,
+                    code="wrong_strategy")
 
 
 def _require_name(name, what):

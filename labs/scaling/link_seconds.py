@@ -8,6 +8,7 @@ from math import isclose
 
 from matplotlib.lines import Line2D
 
+from labs.checks.generator import new_generator
 from labs.checks.guesses import guessed
 from labs.checks.numbers import (
     Mistake,
@@ -122,18 +123,21 @@ def check_link_seconds(link_seconds):
     """link_seconds(size, hosts, ranks, alpha, beta) -> (bytes on a host's link in each direction,
     seconds) of a ring all-reduce."""
     require_signature(link_seconds, NAMES)
+    rng = new_generator()
+    cases = (*CASES, Case(rng.randrange(10**5, 10**8), rng.randint(2, 16), rng.randint(2, 8),
+                          rng.uniform(1e-4, 1e-2), rng.uniform(1e7, 5e10)))
     answers = [require_several(link_seconds(*astuple(case)), ("bytes", "seconds"), f"{case}: it "
-                               "returned", "numbers") for case in CASES]
+                               "returned", "numbers") for case in cases]
     _judge_order(answers)
     for which, mistakes in enumerate((_BYTES, _SECONDS)):
         # Mistakes are named by what explains the answers of all cases: one case fits several by
         # chance.
         given = [as_number(pair[which]) for pair in answers]
-        for at, case in enumerate(CASES):
+        for at, case in enumerate(cases):
             # Of a ring over all ranks one edge leaves each host, and it carries what one rank
             # sends: 2(N-1)/N · S. On one host none does.
             want = (case.bytes, case.seconds)[which]
-            causes = likeliest_cause(mistakes, CASES, given, at)
+            causes = likeliest_cause(mistakes, cases, given, at)
             # Bytes may be cut off to a whole number, and seconds computed from that.
             judge_number(answers[at][which], want, causes,
                          f"{case}: the {('bytes', 'seconds')[which]}",

@@ -14,7 +14,7 @@ from statistics import median
 
 from matplotlib.lines import Line2D
 
-from labs.checks.generator import new_generator
+from labs.checks.generator import new_generator, unless_graded
 from labs.checks.guesses import guessed
 from labs.checks.numbers import as_number, require_several, require_signature
 from labs.checks.verdicts import Wrong, check, kind_of, shows
@@ -227,7 +227,8 @@ def _judge(find_straggler, timings: Timings, want: Straggler | None, what: str, 
         raise Wrong(f"{what}: you say {_words(got)}{_evidence(got, want, timings)}",
                     _HINTS[want[1]], code="wrong_straggler")
     if abs(since - want[2]) > near:
-        raise Wrong(f"{what}: {_words(got)} is right, but since step {want[2]}, not {since}",
+        raise Wrong(f"{what}: {_words(got)} is right, but since step "
+                    f"{unless_graded(want[2])}, not {since}",
                     "The first step from which on it stays slow. A single slow step before it is "
                     "none; the median of several steps leaves such a one out.", code="wrong_step")
 
@@ -264,7 +265,7 @@ def _evidence(got: Straggler, want: Straggler, timings: Timings) -> str:
     blamed = [step.collectives for step in timings[rank][want[2]:]]
     if rank != want[0]:
         return (f": it is in collectives for {1e3 * median(blamed):.0f} ms of a step, and rank "
-                f"{want[0]} for {1e3 * median(slow):.0f} ms. It waits for that one")
+                f"{unless_graded(want[0])} for {1e3 * median(slow):.0f} ms. It waits for that one")
     return f": its {cause} is as long as that of the others"
 
 

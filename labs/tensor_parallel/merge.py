@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from labs.checks.generator import new_generator
 from labs.checks.inputs import UnchangedInputs, require_dtype
 from labs.checks.numbers import as_list
 from labs.checks.tolerances import MERGED
@@ -64,7 +65,9 @@ def cases() -> list[Case]:
 
 
 def _case(name, visible, cut, scale=1.0, dtype=torch.float32) -> Case:
-    generator = torch.Generator().manual_seed(len(name))
+    # large scores amplify rounding: with some seeds a right answer is further off than others
+    seed = len(name) if scale > 1 else new_generator().getrandbits(30)
+    generator = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(2, 4, size, 8, generator=generator, dtype=dtype) for size in (6, 12, 12))
     q, k = scale * q, scale * k
     first, second = (block_attention(q, k[:, :, part], v[:, :, part], visible[:, part])

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 
 from labs.checks.comparison import model_of
+from labs.checks.generator import new_generator
 from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.pictures import shards
 from labs.pictures.picture import Picture
@@ -27,8 +28,11 @@ CASES += [(7, 3, torch.bfloat16), (7, 3, torch.float64), (12, 4, torch.int64),
 def check_cut(cut: Callable):
     """cut(flat, ranks): `ranks` equal pieces of `flat`, in order, with zeros after its end; `flat`
     stays as it is, with its dtype."""
-    for size, ranks, dtype in CASES:
-        flat = torch.arange(1, size + 1).to(dtype)
+    rng = new_generator()
+    drawn = [(rng.randint(20, 400), rng.randint(2, 9), torch.float32) for _ in range(3)]
+    for size, ranks, dtype in CASES + drawn:
+        # no zero, which is what padding is
+        flat = torch.tensor(rng.sample(range(1, 2 * size + 1), size)).to(dtype)
         given = flat.clone()
         pieces = cut(given, ranks)
         # Catches resize_ and other changes in place: who calls cut still uses the tensor.

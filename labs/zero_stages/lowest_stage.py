@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable
 
+from labs.checks.generator import new_generator, unless_graded
 from labs.checks.numbers import as_number
 from labs.checks.verdicts import Wrong, check, shows
 from labs.pictures.tables import Table
@@ -31,7 +32,7 @@ def _lowest_that_fits(parameters: float, ranks: int, capacity: float,
 def check_lowest_stage(lowest_stage: Callable):
     """lowest_stage(parameters, ranks, capacity, activations): the lowest one that fits, or None."""
     cases = _cases()
-    for name, case in cases.items():
+    for name, case in (cases | _random_cases()).items():
         returned, want = lowest_stage(*case), _lowest_that_fits(*case)
         # 0 is a stage and None is none: a test of truth would take one for the other.
         got = None if returned is None else as_number(returned)
@@ -58,6 +59,18 @@ def _cases() -> dict[str, tuple[float, int, float, float]]:
     return found
 
 
+def _random_cases() -> dict[str, tuple[float, int, float, float]]:
+    """As `_cases`, of random sizes: no table of those above has them."""
+    rng, found = new_generator(), {}
+    for _ in range(20):
+        parameters, ranks = rng.randrange(1, 90) * 1e9, rng.randint(2, 96)
+        stage, spare = rng.choice((0, 1, 2, 3)), rng.choice((-1, 1)) * rng.uniform(0.05, 0.3)
+        capacity = round(state_bytes(parameters, ranks, stage) * (1 + spare) + 5 * GB)
+        found[f"{parameters / 1e9:g}B on {ranks} GPUs of {capacity / GB:.1f} GB with 5 GB of "
+              "activations"] = (parameters, ranks, capacity, 5 * GB)
+    return found
+
+
 def _wrong(name, got, want, parameters, ranks, capacity, activations) -> Wrong:
     answer = "that nothing fits" if got is None else f"stage {got:g}"
     # Too low a stage runs out of memory: limits for N → ∞, or activations forgotten.
@@ -68,11 +81,12 @@ def _wrong(name, got, want, parameters, ranks, capacity, activations) -> Wrong:
                      "States and activations must fit together, and no stage shards activations; "
                      "with few ranks a stage saves less than its limit.", code="stage_too_low")
     if state_bytes(parameters, ranks, want) + activations == capacity:
-        return Wrong(f"{name}: you say {answer}; stage {want} takes exactly the capacity",
+        return Wrong(f"{name}: you say {answer}; stage {unless_graded(want)} takes exactly the "
+                     "capacity",
                      "It must not be more than the capacity: as much as that fits.",
                      code="exact_fit_refused")
     # Too high a stage sends more than it must.
-    return Wrong(f"{name}: you say {answer}; stage {want} fits too and costs less",
+    return Wrong(f"{name}: you say {answer}; stage {unless_graded(want)} fits too and costs less",
                  "Take the lowest stage that fits: stage 3 sends half as much again, and each "
                  "stage has more that can go wrong. Capacity counts in bytes, and GB are 1e9.",
                  code="stage_too_high")

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from labs.checks.comparison import Comparison
-from labs.checks.generator import new_generator
+from labs.checks.generator import new_generator, unless_graded
 from labs.checks.numbers import require_number
 from labs.checks.verdicts import Wrong, check, shows
 from labs.pictures.tables import Table
@@ -37,7 +37,7 @@ def _judge(got, stage, stored, replicated, ranks):
         return
     shares = listed([f"{stored[part] / replicated[part]:.0%} of the {part}" for part in PARTS])
     said = (f"{ranks} ranks: a rank stores {shares} of DDP, and you say stage {found:g}; it is "
-            f"stage {stage}")
+            f"stage {unless_graded(stage)}")
     # The invariant: ZeRO shards optimizer state, then gradients, then parameters; so the stage is
     # how many of these are shards.
     if found not in range(4):

@@ -10,14 +10,14 @@ from _solutions.report import document, table, text
 
 from _grade import lessons
 from _grade.handed_in import Row
-from _grade.outcomes import BROKEN, FLAGGED, PASSED, TIMED_OUT, WAITING, WRONG
+from _grade.outcomes import BROKEN, FLAGGED, NOT_ALLOWED, PASSED, TIMED_OUT, WAITING, WRONG
 from _grade.sandbox import ROOT
 from _grade.table import TO_READ, exercises_of, is_to_read, order, points_possible
 
-ORDER = [PASSED, WRONG, TIMED_OUT, BROKEN, FLAGGED, WAITING]
+ORDER = [PASSED, WRONG, TIMED_OUT, BROKEN, NOT_ALLOWED, FLAGGED, WAITING]
 # White text is legible on each of them.
 _COLOURS = {PASSED: "#1a7f37", WRONG: "#c42b20", TIMED_OUT: "#9a6700", BROKEN: "#6e4c00",
-            FLAGGED: "#6f42c1", WAITING: "#5f6773"}
+            NOT_ALLOWED: "#0b6e75", FLAGGED: "#6f42c1", WAITING: "#5f6773"}
 _MOST = 8  # wrong answers listed of an exercise
 _TITLE = 42  # characters of a title beside a bar
 # A table with a column for each exercise is wider than a page: the keyboard scrolls it, too.

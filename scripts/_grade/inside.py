@@ -37,7 +37,7 @@ def main(job: int, verdict: int, alarm: int, root: str) -> None:
     ranks.prepare()
     guard.install(alarm, (f"{root}/labs", f"{root}/scripts"), bubblewrap.OWN_FOLDERS)
     sys.modules["__main__"] = types.ModuleType("__main__")  # that of the zygote leads to all this
-    _fork_server(close=(job, verdict))
+    start_fork_server(close=(job, verdict))
     ranks.restrict()
     _hide_ourselves()
     audit(guard.SECRET, os.read(job, 32))
@@ -66,11 +66,12 @@ def _hide_ourselves():
     vars(namespaces).clear()
 
 
-def _fork_server(close):
+def start_fork_server(close: tuple[int, ...]) -> None:
     """Starts the fork server that ranks come from, as a fork of this process, which has imported
     everything: a new Python would take seconds to do so."""
     from multiprocessing import resource_tracker, util
 
+    ranks.meet_in_a_file()
     address = os.path.join(util.get_temp_dir(), "forkserver")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)

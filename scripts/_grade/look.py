@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from _grade import static_look, submissions
+from _grade import judged_apart, static_look, submissions
 from _grade.files import Unreadable
 from _grade.lessons import CleanCell, Exercise, Lesson
-from _grade.outcomes import FLAGGED, WAITING, WRONG
+from _grade.outcomes import FLAGGED, NOT_ALLOWED, WAITING, WRONG
 from _grade.shapes import shape_of
 from _grade.submissions import Submission
 
@@ -20,26 +20,28 @@ TOO_DEEP = "is nested too deeply to be read"
 
 @dataclass(frozen=True)
 class Known:
-    """What the look compares with: the lessons, and how the notebooks import labs. shapes: whether
-    it returns the shapes of the answers, too."""
+    """What the look compares with: the lessons, how the notebooks import labs, and which exercises
+    are judged apart. shapes: whether it returns the shapes of the answers, too."""
 
     lessons: list[Lesson]
     imports: frozenset[str]
     shapes: bool = False
+    apart: frozenset[str] = judged_apart.EXERCISES
 
     def as_json(self) -> dict:
         return {"lessons": [asdict(lesson) for lesson in self.lessons],
-                "imports": sorted(self.imports), "shapes": self.shapes}
+                "imports": sorted(self.imports), "shapes": self.shapes,
+                "apart": sorted(self.apart)}
 
     @classmethod
     def of_json(cls, found: dict) -> "Known":
         return cls([Lesson(each["name"], [CleanCell(**cell) for cell in each["cells"]],
                            [Exercise(**one) for one in each["exercises"]])
                     for each in found["lessons"]], frozenset(found["imports"]),
-                   found.get("shapes", False))
+                   found.get("shapes", False), frozenset(found["apart"]))
 
 
-def main(job: int, answer: int) -> None:
+def main(job: int, answer: int, _alarm: int) -> None:
     """Reads a job, {"known": ..., "bytes": n} and behind that line the file's n bytes, and writes
     what `look_through` returns."""
     with open(job, "rb") as file:
@@ -77,16 +79,18 @@ def exercise_of(one: Submission, exercise: Exercise, known: Known) -> tuple[str,
     """(outcome, sentence, nothing) of an exercise of which nothing must be run, else ("", "", what
     `submissions.needed` returns)."""
     kept = submissions.needed(one, exercise)
+    # Where the judge is another process, only what asks labs for the answer matters.
+    apart = exercise.number in known.apart
+    look = static_look.answers_of_labs if apart else static_look.findings
     for part, numbers in kept:
         if not part.own:
             continue
         try:
-            why = next(static_look.findings((part.body[each] for each in numbers), known.imports),
-                       "")
+            why = next(look((part.body[each] for each in numbers), known.imports), "")
         except RecursionError:  # of ast.unparse
             return WRONG, f"{part.name} {TOO_DEEP}", ()
         if why:
-            return FLAGGED, f"{part.name} {why}", ()
+            return (NOT_ALLOWED if apart else FLAGGED), f"{part.name} {why}", ()
     own = [part.source.strip() for part, _ in kept if part.own]
     if not own:
         why = submissions.not_python(one)

@@ -59,9 +59,9 @@ def run_isolated(shown: list[str], limits: Limits, main: Callable[[], None],
     os.close(told)
     _require_ready(holder)
     first = bubblewrap.first_process(info)
-    signal.signal(signal.SIGTERM, lambda *_: signal.pidfd_send_signal(first, signal.SIGKILL))
+    signal.signal(signal.SIGTERM, lambda *_: _kill(first))
     if ended:
-        signal.pidfd_send_signal(first, signal.SIGKILL)
+        _kill(first)
     call("setns", first, _NEWUSER | _NEWNS | _NEWPID | _NEWNET | _NEWIPC | _NEWUTS | _NEWCGROUP)
     child = os.fork()
     if child == 0:
@@ -74,8 +74,13 @@ def run_isolated(shown: list[str], limits: Limits, main: Callable[[], None],
         os.close(each)
     os.waitpid(child, 0)
     # The end of the first process is the end of all in its namespace.
-    signal.pidfd_send_signal(first, signal.SIGKILL)
+    _kill(first)
     holder.wait()
+
+
+def _kill(process):
+    with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
+        signal.pidfd_send_signal(process, signal.SIGKILL)
 
 
 def _require_ready(holder):

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-PASSED, WRONG, WAITING, FLAGGED, TIMED_OUT, BROKEN = (
-    "passed", "wrong", "waiting", "flagged", "timed out", "no verdict")
+PASSED, WRONG, WAITING, FLAGGED, NOT_ALLOWED, TIMED_OUT, BROKEN = (
+    "passed", "wrong", "waiting", "flagged", "not allowed here", "timed out", "no verdict")
 
 
 @dataclass

@@ -29,11 +29,14 @@ _SAFE = {("torch._utils", "_rebuild_tensor_v2"), ("torch._utils", "_rebuild_para
          ("numpy", "ndarray"), ("_codecs", "encode"), ("functools", "partial")}
 
 
-def prepare() -> None:
-    """Ranks meet in a file: the memory of this process, where it would be, is not to be seen. Each
-    rank is looked at before and after it runs what it was sent."""
+def meet_in_a_file() -> None:
+    """The memory of this process, where ranks would meet, is not to be seen."""
     if hasattr(os, "memfd_create"):
         del os.memfd_create
+
+
+def prepare() -> None:
+    """Each rank is looked at before and after it runs what it was sent."""
     unpack, pack_result, audit = pickling.unpack, pickling.pack_result, sys.audit
 
     def unpack_after_a_look(data):

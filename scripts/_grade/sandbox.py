@@ -28,6 +28,10 @@ ROOT = Path(__file__).resolve().parents[2]
 READY = 300  # seconds that the imports may take
 _OUTCOMES = {b"1": PASSED, b"0": WRONG, b"-": WAITING}
 _LONGEST = 64_000  # bytes of a verdict
+_OF_ROLE = {
+    "judge": {"WORKBOOK_GRADES": "1"},  # its verdicts say no right number (labs.checks.generator)
+    # a breakpoint that was forgotten stops nothing; what is compiled would need a compiler
+    "answer": {"PYTHONBREAKPOINT": "0", "TORCHDYNAMO_DISABLE": "1"}}
 GROUP_MEMORY = 6 * 10**9  # bytes, of all processes of an exercise together
 
 
@@ -132,7 +136,7 @@ class Sandbox:
         works = False
         if self._looks:
             try:
-                self.look(b"{}", {"lessons": [], "imports": []})
+                self.look(b"{}", {"lessons": [], "imports": [], "apart": []})
             except Unreadable as error:
                 works = str(error).startswith("is no notebook")
         else:
@@ -141,15 +145,43 @@ class Sandbox:
             raise Unavailable((self.log().strip().splitlines() or ["it says nothing"])[-1])
 
     def grade(self, work: dict, seconds: float | None = None) -> Graded:
-        """Grades one exercise. work: what `_grade.inside` takes, as JSON."""
+        """Grades one exercise. work: what `_grade.inside` takes, as JSON, or `_grade.judge` where
+        the exercise is judged apart."""
         began, seconds = time.monotonic(), seconds or self._seconds
-        secret = secrets.token_hex(16).encode()
         limits = namespaces.Limits(seconds=2 * math.ceil(seconds))
-        said, alarms, in_time = self._run_submission(
-            secret + json.dumps(work).encode(), limits, seconds, _LONGEST, work.get("seed", ""))
-        found = _judged(said, alarms, in_time, secret, seconds)
+        seed = work.get("seed", "")
+        if work.get("apart"):
+            found = self._grade_apart(work, limits, seconds, seed)
+        else:
+            secret = secrets.token_hex(16).encode()
+            said, alarms, in_time = self._run_submission(
+                secret + json.dumps(work).encode(), limits, seconds, _LONGEST, seed)
+            found = _judged(said, alarms, in_time, secret, seconds)
         found.seconds = time.monotonic() - began
         return found
+
+    def _grade_apart(self, work, limits, seconds, seed) -> Graded:
+        """In two process trees: the judge, which never runs a line of the submission's, and the
+        submission, which never sees the seed. A socket between them is all that they share."""
+        job = json.dumps(work).encode()
+        theirs = json.dumps({name: work[name] for name in ("cells", "arguments")}).encode()
+        with contextlib.ExitStack() as stack:
+            judges, links = socket.socketpair()
+            verdict, verdict_write = os.pipe()
+            stack.callback(os.close, verdict)
+            with judges, links, open(verdict_write, "wb"):  # closed here when the forks have them
+                stack.enter_context(self._tree("answer", theirs, limits, "", links.fileno()))
+                judge = stack.enter_context(self._tree(
+                    "judge", job, limits, seed, verdict_write, judges.fileno()))
+            nothing = os.open("/dev/null", os.O_RDONLY)
+            stack.callback(os.close, nothing)
+            said, _, in_time = _listen(judge, verdict, nothing, seconds, _LONGEST)
+        if not in_time:
+            return Graded(TIMED_OUT, f"not done after {seconds:g} s: is there an endless loop?")
+        if not said:
+            return Graded(BROKEN, "the judge ended before it said anything")
+        outcome, sentence, hint = json.loads(said)
+        return Graded(outcome, plain(sentence), hint)
 
     def look(self, data: bytes, known: dict) -> dict:
         """What `look.look_through` returns of a file's bytes. known: `look.Known`, as JSON. Raises
@@ -174,33 +206,45 @@ class Sandbox:
         """(what came on the verdict's pipe, what on the alarm's, whether it ended in time) of a
         process tree that a fork of the zygote begins."""
         with contextlib.ExitStack() as stack:
-            plan = {"shown": self._shown, "root": str(ROOT), "limits": asdict(limits),
-                    "isolated": self._isolated, "environment": _environment() | {
-                        "WORKBOOK_SEED": seed}}
+            pipes = [os.pipe() for _ in range(2)]
+            (verdict, verdict_write), (alarm, alarm_write) = pipes
+            for each in (verdict, alarm):
+                stack.callback(os.close, each)
+            with open(verdict_write, "wb"), open(alarm_write, "wb"):
+                process = stack.enter_context(self._tree(
+                    "look" if self._looks else "check", job, limits, seed, verdict_write,
+                    alarm_write))
+            return _listen(process, verdict, alarm, seconds, longest)
+
+    @contextlib.contextmanager
+    def _tree(self, role: str, job: bytes, limits, seed: str, *descriptors: int):
+        """Starts a process tree, and ends it with the block; a descriptor of its first process.
+        role: what it does with its job (zygote). descriptors: what it gets; close them here."""
+        with contextlib.ExitStack() as stack:
+            plan = {"role": role, "shown": self._shown, "root": str(ROOT),
+                    "limits": asdict(limits), "isolated": self._isolated,
+                    "environment": _environment(role) | {"WORKBOOK_SEED": seed}}
             if not self._isolated:
                 plan["folder"] = stack.enter_context(tempfile.TemporaryDirectory(
                     dir=self._folder.name))
             group = cgroups.Group(f"workbook-{os.getpid()}-{secrets.token_hex(4)}", GROUP_MEMORY,
                                   namespaces.Limits.processes)
             stack.callback(group.remove)
-            pipes = [os.pipe() for _ in range(3)]
-            (job_read, job_write), (verdict, verdict_write), (alarm, alarm_write) = pipes
+            job_read, job_write = os.pipe()
             try:
                 with self._lock:
                     socket.send_fds(self._control, [json.dumps(plan).encode()],
-                                    [job_read, verdict_write, alarm_write])
+                                    [job_read, *descriptors])
                     process = self._started()
             finally:
-                for each in (job_read, verdict_write, alarm_write):
-                    os.close(each)
+                os.close(job_read)
             try:
                 group.take(_number(process))  # it waits for its job before it does anything
                 threading.Thread(target=_write, args=(job_write, job), daemon=True).start()
-                return _listen(process, verdict, alarm, seconds, longest)
+                yield process
             finally:
                 _end(process)
-                for each in (verdict, alarm, process):
-                    os.close(each)
+                os.close(process)
 
 
 def _number(process) -> int:
@@ -272,10 +316,10 @@ def _judged(said, alarms, in_time, secret, seconds) -> Graded:
     return Graded(_OUTCOMES[outcome], plain(sentence.decode()), hint.decode())
 
 
-def _environment() -> dict[str, str]:
-    """What a submission's processes have in their environment."""
+def _environment(role: str = "") -> dict[str, str]:
+    """What a submission's processes have in their environment. role: as of `Sandbox._tree`."""
     path = f"{sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin"
     return {"PATH": path, "HOME": bubblewrap.HOME, "USER": "student", "LANG": "C.UTF-8",
             "TMPDIR": "/tmp", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1",
             "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "agg",
-            "CUDA_VISIBLE_DEVICES": "", "WORKBOOK_PRESET": "laptop"}
+            "CUDA_VISIBLE_DEVICES": "", "WORKBOOK_PRESET": "laptop", **_OF_ROLE.get(role, {})}

@@ -55,6 +55,22 @@ def findings(body: Iterable[ast.stmt], imports: frozenset[str] | None = None) ->
             yield f"defines {node.name}"
 
 
+def answers_of_labs(body: Iterable[ast.stmt], imports: frozenset[str] | None = None
+                    ) -> Iterator[str]:
+    """Yields what asks labs for an exercise's answer, a sentence's end each. imports: as `findings`
+    has it."""
+    imports = notebooks_imports() if imports is None else imports
+    nodes = [each for statement in body for each in ast.walk(statement)]
+    labs = _names_of_labs(nodes)
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from _imports_of_labs(node, imports)
+        elif isinstance(node, ast.Attribute) and _is_inner(node, labs):
+            yield f"uses {ast.unparse(node)}"
+        elif isinstance(node, ast.Call):
+            yield from _call_of_labs(node, labs)
+
+
 def forgeries(body: Iterable[ast.stmt], imports: frozenset[str] | None = None) -> Iterator[str]:
     """Yields what nobody writes by accident, also where the code is not run: a check's sign, and
     imports of what checks are made of. imports: as `findings` has it."""
@@ -148,13 +164,18 @@ def _attribute(node, modules, labs):
         yield f"uses gc.{node.attr}"
     elif root == "sys" and node.attr in ("modules", "exit", "meta_path", "path_hooks"):
         yield f"uses sys.{node.attr}"
-    elif root in labs and (node.attr in inner_modules() or _is_named_as_its_package(node)
-                           or node.attr == "__dict__") and \
-            re.fullmatch(r"[\w.]+", ast.unparse(node)):  # an item is data, not a module
+    elif _is_inner(node, labs):
         yield f"uses {ast.unparse(node)}"
     elif not isinstance(node.ctx, ast.Load) and root in modules and \
             ".backends." not in ast.unparse(node):
         yield f"replaces {ast.unparse(node)}"
+
+
+def _is_inner(node, labs) -> bool:
+    """Whether it is a module of labs that no notebook uses, or all that labs has."""
+    return root_of(node) in labs and (
+        node.attr in inner_modules() or _is_named_as_its_package(node) or node.attr == "__dict__"
+    ) and bool(re.fullmatch(r"[\w.]+", ast.unparse(node)))  # an item is data, not a module
 
 
 def _is_named_as_its_package(node) -> bool:
@@ -169,7 +190,14 @@ def _call(node, modules, labs):
         yield f"calls {name}"
     elif name in ("setattr", "delattr") and first in modules:
         yield f"replaces something of {ast.unparse(node.args[0])}"
-    elif name == "vars" and first in labs:
+    else:
+        yield from _call_of_labs(node, labs)
+
+
+def _call_of_labs(node, labs):
+    name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+    first = root_of(node.args[0]) if node.args else ""
+    if name == "vars" and first in labs:
         yield f"uses vars({ast.unparse(node.args[0])})"
     elif name in _GETTERS:
         known = inner_modules() if first in labs else _KNOWING

@@ -4,12 +4,13 @@ its own. It never reads a submission: what a fork inherits from it is no secret.
     python -P -m _grade.zygote SOCKET USER PACKAGE...
 
 USER: the number to become, 0 to stay who it is. Without a package it imports nothing, and its forks
-look at what was handed in (look). Over the socket come the plans, as JSON with three descriptors
-each: job, verdict and alarm. The answer is a descriptor of the process that ends when nothing is
-left of the submission's: numbers of processes are others outside.
+look at what was handed in (look). Over the socket come the plans, as JSON with up to three
+descriptors each: a job and what its role needs (_run). The answer is a descriptor of the process
+that ends when nothing is left of the submission's: numbers of processes are others outside.
 """
 
 import contextlib
+import functools
 import gc
 import json
 import os
@@ -51,7 +52,8 @@ def main(descriptor: int, user: int, packages: list[str]) -> None:
 
 def _import_all(packages):
     """Everything that checks import, so that no fork has to."""
-    names = ["labs.workers.forkserver_preload", "_grade.inside"] if packages else ["_grade.look"]
+    names = ["labs.workers.forkserver_preload", "_grade.inside", "_grade.judge",
+             "_grade.answering"] if packages else ["_grade.look"]
     for name in names:
         import_module(name)
     for package in packages:
@@ -62,8 +64,10 @@ def _import_all(packages):
     gc.freeze()
 
 
-def _run(plan, job, verdict, alarm):
-    """In a fork: one exercise, or one file to look at. Returns never."""
+def _run(plan, job, *others):
+    """In a fork: one exercise, or one file to look at. others: descriptors, by plan["role"]: of
+    "look", "check" and "judge" the first takes what is found; "check" has an alarm (guard), "judge"
+    and "answer" a socket to each other. Returns never."""
     try:
         namespaces.die_with_parent()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -74,14 +78,11 @@ def _run(plan, job, verdict, alarm):
         def work():
             namespaces.hide_memory()
             _discard_output()
-            if "_grade.look" in sys.modules:
-                sys.modules["_grade.look"].main(job, verdict)
-            else:
-                sys.modules["_grade.inside"].main(job, verdict, alarm, plan["root"])
+            _work_of(plan)(job, *others)
 
         limits = namespaces.Limits(**plan["limits"])
         if plan["isolated"]:
-            namespaces.run_isolated(plan["shown"], limits, work, (job, verdict, alarm))
+            namespaces.run_isolated(plan["shown"], limits, work, (job, *others))
         else:
             _run_unsafe(plan["folder"], limits, work)
         os._exit(0)
@@ -90,6 +91,14 @@ def _run(plan, job, verdict, alarm):
             os.write(2, f"{type(error).__name__}: {error}\n".encode())
     finally:
         os._exit(1)
+
+
+def _work_of(plan):
+    role, modules = plan["role"], sys.modules
+    if role == "check":
+        return functools.partial(modules["_grade.inside"].main, root=plan["root"])
+    return modules[{"look": "_grade.look", "judge": "_grade.judge",
+                    "answer": "_grade.answering"}[role]].main
 
 
 def wait_for_the_job(job):

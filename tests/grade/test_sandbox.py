@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from _grade import bubblewrap, cgroups, inside, look, namespaces
+from _grade import bubblewrap, cgroups, inside, judged_apart, look, namespaces
 from _grade import sandbox as sandboxes
 from _grade.files import Unreadable
 from _grade.sandbox import BROKEN, FLAGGED, PASSED, Sandbox
@@ -111,7 +111,7 @@ def test_what_ipython_alone_understands_is_left_out(sandbox, lessons, tmp_path):
 
 @pytest.mark.slow
 @needs_namespaces
-def test_the_guard_cannot_be_found(sandbox, lessons, tmp_path):
+def test_the_guard_cannot_be_found(sandbox, lessons, tmp_path, under_guard):
     """Not from the classes that there are, nor from the modules, nor from what it put into labs."""
     source = on_the_check.combine(
         "kinds = getattr(object, '__sub' + 'classes__')()",
@@ -285,16 +285,19 @@ def test_a_class_that_is_called_says_when_it_returned(monkeypatch):
 
 
 @pytest.mark.slow
-def test_unsafe_grades_too(lessons, tmp_path):
+def test_unsafe_grades_too(lessons, tmp_path, monkeypatch):
     before = sorted(Path(bubblewrap.HOME).rglob("*"))
     found = Sandbox(["labs.manual_ddp"], isolated=False, seconds=60)
     try:
         right = grade(found, lessons, students.RIGHT[0], tmp_path / "a.ipynb")
+        # the same, checked beside the answer, and not by a judge of its own
+        monkeypatch.setattr(judged_apart, "EXERCISES", frozenset())
+        beside = grade(found, lessons, students.RIGHT[0], tmp_path / "a.ipynb")
         source, _ = on_the_check.FOUND["walks_the_stack"]
         walks = grade(found, lessons, source, tmp_path / "b.ipynb")
     finally:
         found.close()
-    assert (right.outcome, walks.outcome) == (PASSED, FLAGGED)
+    assert (right.outcome, beside.outcome, walks.outcome) == (PASSED, PASSED, FLAGGED)
     assert sorted(Path(bubblewrap.HOME).rglob("*")) == before
 
 

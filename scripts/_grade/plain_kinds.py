@@ -1,0 +1,75 @@
+"""What plain data may consist of, and how much of it: see plain_data."""
+
+import dataclasses
+import re
+import sys
+from typing import Any
+
+import torch
+
+LONGEST = 64 * 10**6  # bytes of a message
+TEXT = 16 * 10**6  # bytes of its JSON
+DEPTH = 60  # of nested containers
+ITEMS = 10**6  # values in a message
+BITS = 1 << 16  # of an int
+LARGE = 16 * 10**6  # bytes of a storage that is not sent for a view of it
+SMALL = 1 << 53
+DTYPES = {str(found).removeprefix("torch."): found for found in (
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
+    torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
+    torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2)}
+ARRAYS = "?bhilqBHILQefdgFD"  # numpy's dtypes that are plain numbers
+_NAME = re.compile(r"[^\W\d]\w*")
+
+
+class NotPlain(TypeError):
+    """A value that has no plain form, or is too large: said in the words of the exception."""
+
+    own_place = None  # for labs.checks.student_code: no line of the submission's raised it
+
+
+class Malformed(ValueError):
+    """A message that no honest process sends."""
+
+
+class Other:
+    """Stands for a value that has no plain form. Its class has the name of the value's class."""
+
+
+@dataclasses.dataclass
+class Shared:
+    """The tensors and storages of a message, in its order: an answer to it may consist of the same
+    ones, or of views of them."""
+
+    tensors: list[torch.Tensor] = dataclasses.field(default_factory=list)
+    storages: list[torch.UntypedStorage] = dataclasses.field(default_factory=list)
+
+
+def is_of_labs(kind) -> bool:
+    """Whether a class lies under its name in a module of labs, and is none of a check's own."""
+    module = sys.modules.get(kind.__module__)
+    return (_is_allowed(kind.__module__) and module is not None
+            and vars(module).get(kind.__name__) is kind)
+
+
+def _is_allowed(module: str) -> bool:
+    """Classes of the checks are none of an answer's: a Verdict would be taken for one."""
+    return (type(module) is str and module.startswith("labs.")
+            and not module.startswith("labs.checks"))
+
+
+def identifier(name: Any) -> str:
+    """The name, if it is one of Python's, of at most 100 characters. Raises Malformed."""
+    if type(name) is not str or len(name) > 100 or not _NAME.fullmatch(name):
+        raise Malformed("a name that is none")
+    return name
+
+
+def class_of(module, name) -> type:
+    """A class that labs has imported already. Nothing is imported for a message."""
+    if type(name) is not str or not _is_allowed(module):
+        raise Malformed("a class that is not labs'")
+    found = vars(sys.modules[module])[name]
+    if not isinstance(found, type) or not is_of_labs(found):
+        raise Malformed("a class that is not labs'")
+    return found
