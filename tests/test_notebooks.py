@@ -145,7 +145,7 @@ def test_badges_say_what_is_so():
         f"Python {project['requires-python'].strip('>=')} or newer", f"torch {torch} or newer",
         *(f"{name}: {len(runs[gpus])} of {len(NAMES)} notebooks pass" if gpus in runs else
           f"{name}: notebooks not yet measured" for name, gpus in (("CPU", False), ("GPU", True))),
-        f"Licence: {project['license']}"]
+        f"Licence: {project['license']}", "Text: CC BY 4.0"]
 
 
 def test_the_book_has_one_row_for_every_notebook():

@@ -1,13 +1,17 @@
 """scripts/plan: what a job will take, asked as a user asks it."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from _plan import __main__ as command
 
 from labs.predictions.plans.models import NoModel, shape_named
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def ask(monkeypatch, capsys, *arguments):
@@ -131,7 +135,8 @@ def test_without_exact_torch_is_not_imported():
     """A command that answers in a second: importing torch and transformers takes longer."""
     program = ("import sys; sys.argv = ['plan', 'Llama-3-8B', '--gpus', '8xH100', '--tp', '1']\n"
                "from _plan.__main__ import main; main(); assert 'torch' not in sys.modules")
-    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    found = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "scripts")))}
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, env=found)
 
 
 def test_what_is_proposed_fits_by_the_number_that_is_shown(monkeypatch, capsys):

@@ -12,7 +12,7 @@ from answers import assert_rejected, assert_waits
 import labs.scaling as lab
 
 right = definitions("06_scaling")
-utilization, step_seconds = right.utilization, right.step_seconds
+utilization = right.utilization
 
 
 def shares_times(factor):
