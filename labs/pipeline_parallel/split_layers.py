@@ -18,7 +18,6 @@ _HINT = "Return how many parts each rank has, in order: [3, 2, 2] for 7 parts on
 @check("7.19")
 def check_split_layers(split_layers: Callable):
     """split_layers(costs, ranks): how many consecutive parts each rank has; at least one each."""
-    largest = 0.0
     rng = new_generator()
     for costs, ranks in [*_known(), *(_random_case(number, rng) for number in range(CASES))]:
         counts = _counts(split_layers(list(costs), ranks), costs, ranks)
@@ -29,9 +28,11 @@ def check_split_layers(split_layers: Callable):
             raise Wrong(f"costs {_shown(costs)} on {ranks} ranks: {counts} makes the slowest stage "
                         f"take {slowest:.4g}; {best:.4g} can be reached",
                         _why(costs, counts, ranks), code="not_balanced")
-        largest = max(largest, _slowest(costs, _even(len(costs), ranks)) / best)
+    # Of the cases that are not drawn: a notebook's output is compared with the committed one.
+    largest = max(_slowest(costs, _even(len(costs), ranks)) / best_split(costs, ranks)
+                  for costs, ranks in _known())
     return (f"the slowest stage is the fastest that there is in {CASES} drawn cases; as many parts "
-            f"on each rank would take up to {largest:.1f}x as long")
+            f"on each rank would take up to {largest:.1f}x as long in the others")
 
 
 def best_split(costs: Sequence[float], ranks: int) -> float:
