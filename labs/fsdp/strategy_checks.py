@@ -107,12 +107,12 @@ def _judge_module(module):
 
 
 def judge_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer,
-                    settings: dict[str, float]) -> None:
-    """Raises Wrong where the optimizer is not one of the class and settings given that updates
-    all parameters of the module."""
+                    settings: dict[str, float], kind: type = AdamW) -> None:
+    """Raises Wrong where the optimizer is not one of the class, `kind`, and settings given that
+    updates all parameters of the module."""
     rank = f"rank {dist.get_rank()}"
     # The class and the settings are the caller's: lost ones train, only otherwise.
-    if not isinstance(optimizer, AdamW):
+    if not isinstance(optimizer, kind):
         raise Wrong(f"{rank}: the optimizer is {with_article(type(optimizer).__name__)} that was "
                     "not made from the class given", "optimizer_class(parameters, **settings)",
                     code="optimizer_class_ignored")

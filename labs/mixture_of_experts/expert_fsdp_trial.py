@@ -1,0 +1,292 @@
+"""One trial of exercise 9.8 on a rank: what the student's function made of a mixture is trained
+beside the reference, and its shards, collectives and resident bytes are judged."""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from labs.checks.explanations import TrainingMistake
+from labs.checks.invariants import ResidentBytes, judge_resident_bytes
+from labs.checks.mistakes import NOT_UPDATED
+from labs.checks.on_ranks import module_and_optimizer, raise_on_all_ranks
+from labs.checks.reference import Reference, Step, Tensors
+from labs.checks.training import Hints, train_and_compare
+from labs.checks.verdicts import Wrong
+from labs.fsdp.strategy_checks import judge_optimizer
+from labs.fsdp.unit_errors import explained
+from labs.meters.traffic import Traffic
+from labs.training import data
+from labs.training.loop import ModuleAndOptimizer
+from labs.training.mixtures import Mixture
+from labs.training.models import move_to_rank, trainable
+from labs.words import listed
+from labs.workers import devices
+
+STEPS = 5
+PER_RANK, SEQUENCE = 2, 8
+EXPERTS = ".experts."  # in the names of their parameters
+
+
+class AdamW(torch.optim.AdamW):
+    """The optimizer class that a check gives: a strategy that makes torch's own is found."""
+
+
+class SGD(torch.optim.SGD):
+    """As above."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained. settings: of the optimizer; with a large eps AdamW shows a factor that it
+    hides otherwise. parts: micro-batches of a step. frozen: a part of names of parameters that are
+    not trained."""
+
+    kind: type
+    settings: tuple[tuple[str, float], ...]
+    shared: bool = True
+    k: int = 2
+    parts: int = 1
+    frozen: str = ""
+
+    def model(self) -> Mixture:
+        """The full model on the rank's device, the same on all ranks."""
+        model = Mixture(layers=2, hidden=16, experts=8, ffn=16, k=self.k, shared=self.shared,
+                        context=SEQUENCE)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(not self.frozen or self.frozen not in name)
+        return move_to_rank(model)
+
+    def optimizer_of(self, model: nn.Module) -> torch.optim.Optimizer:
+        return self.kind([parameter for _, parameter in trainable(model)], **dict(self.settings))
+
+
+WITH_SGD = Case(SGD, (("lr", 0.2), ("momentum", 0.9)))
+WITH_ADAMW = Case(AdamW, (("lr", 1e-2), ("weight_decay", 0.1), ("eps", 1e-2)), shared=False, k=1,
+                  parts=2, frozen="places")
+# World size -> the mesh (replicate, expert), what is trained. 8 ranks first: with 2 × 2 a division
+# by the replicas and one by EP are the same.
+TRIALS = {8: ((4, 2), WITH_SGD), 4: ((2, 2), WITH_ADAMW)}
+
+
+@dataclass(frozen=True)
+class Meshes:
+    """What the student's function is given: mesh has the dimensions "replicate" and "expert"."""
+
+    mesh: DeviceMesh
+    everyone: DeviceMesh
+
+    @classmethod
+    def of(cls, replicas: int, expert: int) -> "Meshes":
+        """On a rank, one of replicas · expert."""
+        device = devices.device().type
+        return cls(init_device_mesh(device, (replicas, expert),
+                                    mesh_dim_names=("replicate", "expert")),
+                   init_device_mesh(device, (replicas * expert,)))
+
+    @property
+    def expert(self) -> int:
+        return self.mesh["expert"].size()
+
+    def ranks_of(self, dimension: str) -> list[int]:
+        return dist.get_process_group_ranks(self.mesh[dimension].get_group())
+
+
+def try_on_rank(expert_fsdp: Callable) -> float:
+    """The largest difference of a parameter from the reference's. Raises Wrong on all ranks."""
+    shape, case = TRIALS[dist.get_world_size()]
+    meshes = Meshes.of(*shape)
+    difference = _train(expert_fsdp, case, meshes)
+    if dist.get_world_size() == min(TRIALS):  # bytes take long to record
+        _judge_memory(expert_fsdp, case, meshes)
+    return difference
+
+
+def build(expert_fsdp: Callable, case: Case, meshes: Meshes,
+          model: Mixture | None = None) -> ModuleAndOptimizer:
+    """Returns the strategy's (module, optimizer). Raises Wrong where `fully_shard` refused."""
+    model = case.model() if model is None else model
+    try:
+        with explained(model) as given:
+            return module_and_optimizer(
+                lambda *args, **settings: expert_fsdp(*args, meshes.mesh, meshes.everyone,
+                                                      **settings),
+                given, case.kind, dict(case.settings))
+    except Wrong as wrong:
+        _require_own_layers(model)
+        if wrong.code == "units_overlap":
+            raise Wrong(wrong.sentence, "First the experts of a layer, then the block, then the "
+                        "model: a call takes all parameters that no earlier one has taken.",
+                        wrong.place, code=wrong.code) from None
+        raise
+
+
+def _train(expert_fsdp, case, meshes) -> float:
+    model = case.model()
+    reference = Reference(model, case.optimizer_of)
+    module, optimizer = raise_on_all_ranks(build, expert_fsdp, case, meshes, model)
+    raise_on_all_ranks(_judge_shards, module, reference.model, meshes)
+    raise_on_all_ranks(judge_optimizer, module, optimizer, dict(case.settings), case.kind)
+    traffic = Traffic()
+
+    @contextlib.contextmanager
+    def recorded():
+        with traffic:
+            yield
+
+    ranks = dist.get_world_size()
+    steps = [Step({"input_ids": batch["input_ids"].to(devices.device())}, parts=case.parts)
+             for batch in data.lm_batches(STEPS, PER_RANK * ranks, SEQUENCE)]
+    difference = train_and_compare(
+        module, optimizer, [reference], steps, mistakes=_mistakes(meshes), hints=_HINTS,
+        parameters_of=partial(_full_parameters, group=meshes.mesh["expert"].get_group(),
+                              like=reference.model), during=recorded)
+    raise_on_all_ranks(_judge_gathered, traffic, reference.model, meshes)
+    return difference
+
+
+# shards
+
+
+def _require_own_layers(model):
+    layers = [block.mlp for block in model.layers]
+    if len(set(map(id, layers))) < len(layers):
+        raise Wrong("all blocks have the same layer of experts", "Make an ExpertParallelLayer for "
+                    "each block, from its own block.mlp.", code="layers_share_experts")
+
+
+def _judge_shards(module, full, meshes):
+    """Invariant: each parameter is sharded over all ranks that have the same, and no others."""
+    if hasattr(module, "layers"):
+        _require_own_layers(module)
+    found, who = dict(module.named_parameters()), f"rank {dist.get_rank()}"
+    everyone = list(range(dist.get_world_size()))
+    for name, want in full.named_parameters():
+        if name not in found:
+            raise Wrong(f"{who}: parameter {name!r} of the model is missing", "The model keeps its "
+                        "layers, and their names.", code="parameters_missing")
+        is_expert, parameter = EXPERTS in name, found[name]
+        if is_expert and len(parameter) != len(want):  # a right answer without EP shows later
+            _judge_part(name, parameter, want, meshes, who)
+        if not isinstance(parameter, DTensor):
+            raise _not_sharded(name, is_expert, who)
+        ranks = sorted(parameter.device_mesh.mesh.flatten().tolist())
+        has_part = is_expert and len(parameter) != len(want)
+        same = meshes.ranks_of("replicate") if has_part else everyone
+        if ranks != same and has_part:
+            raise Wrong(f"{who}: {name!r} is sharded over ranks {ranks}, but only {same} have "
+                        "these experts: parts of different experts are gathered", "fully_shard of "
+                        "the experts themselves, with the mesh of their replicas, before the block "
+                        "takes them.", code="experts_mixed")
+        if ranks != same:
+            raise Wrong(f"{who}: {name!r} is sharded over ranks {ranks}; all of {same} have it",
+                        "Only experts are sharded over their replicas. mesh=everyone for the block "
+                        "and for the model.", code="rest_over_replicas")
+
+
+def _judge_part(name, parameter, want, meshes, who):
+    due = len(want) // meshes.expert
+    if len(parameter) != due:
+        raise Wrong(f"{who}: {name!r} has {len(parameter)} of {len(want)} experts; divided over "
+                    f"the {meshes.expert} ranks of mesh[\"expert\"] it is {due}",
+                    'mesh["expert"] are the ranks that divide the experts, mesh["replicate"] those '
+                    "that have the same.", code="dimensions_swapped")
+
+
+def _not_sharded(name, is_expert, who) -> Wrong:
+    if is_expert:
+        return Wrong(f"{who}: {name!r} is not sharded", "fully_shard(block.mlp.experts, mesh=...) "
+                     "over its replicas.", code="experts_not_sharded")
+    return Wrong(f"{who}: {name!r} is in no unit: it is not sharded, and its gradient not averaged",
+                 "fully_shard(block) for each block, and then fully_shard(model) takes what is in "
+                 "no block.", code="not_sharded")
+
+
+def _full_parameters(module, group, like) -> Tensors:
+    """Each full parameter, on all ranks: shards are gathered, then experts over the group."""
+    sizes = {name: len(parameter) for name, parameter in like.named_parameters()}
+    found = {}
+    for name, parameter in module.named_parameters():
+        full = (parameter.full_tensor() if isinstance(parameter, DTensor) else parameter).detach()
+        if EXPERTS in name and len(full) != sizes[name]:
+            parts = [torch.empty_like(full) for _ in range(dist.get_world_size(group))]
+            dist.all_gather(parts, full.contiguous(), group=group)
+            full = torch.cat(parts)
+        found[name] = full.clone()
+    return found
+
+
+# numbers
+
+_HINTS = Hints(
+    loss="Does your ExpertParallelLayer pass exercise 9.3? Its forward is used here.",
+    unexplained="All that FSDP averages is right by default, except the experts: their sum over "
+                "the replicas is divided by the number of all ranks.")
+
+
+def _mistakes(meshes) -> tuple[TrainingMistake, ...]:
+    """The factors that the gradients of experts may have."""
+    expert, ranks = meshes.expert, dist.get_world_size()
+    replicas = ranks // expert
+    factor = "set_gradient_divide_factor(everyone.size()) of the experts' unit."
+
+    def experts(code, sentence, scale, hint=factor):
+        return TrainingMistake(code, sentence, hint, lambda reference: [
+            {name: value for name, value in reference.otherwise(scale=scale).items()
+             if EXPERTS in name}])
+
+    return (NOT_UPDATED.with_hint("Make the optimizer last, from the sharded model's parameters."),
+            experts("averaged_over_replicas", f"updated with gradients averaged over {replicas} "
+                    f"replicas, {expert} times too large", expert),
+            experts("sum_not_mean", f"updated with the sum of the gradients, {ranks} times too "
+                    "large", ranks),
+            experts("divided_by_expert_ranks", f"updated with a sum divided by {expert}, "
+                    f"{replicas} times too large", replicas),
+            experts("mean_twice", f"updated with the mean divided by {ranks} once more", 1 / ranks,
+                    "Divide once."),
+            experts("mean_twice", f"updated with the mean divided by {replicas} once more",
+                    1 / replicas, "Divide once."))
+
+
+# bytes
+
+
+def _judge_gathered(traffic, full, meshes):
+    """Invariant: a block with this rank's part of its experts is the most that is gathered."""
+    sizes = {name: p.numel() for name, p in full.named_parameters()}
+    experts, rest = (sum(size for name, size in sizes.items()
+                         if name.startswith("layers.0.") and (EXPERTS in name) == is_expert)
+                     for is_expert in (True, False))
+    root = sum(size for name, size in sizes.items() if not name.startswith("layers."))
+    due = max(root, rest + experts // meshes.expert)
+    found = max((call.elements for call in traffic.of("all_gather")), default=0)
+    if found > 1.05 * due:  # shards are padded
+        raise Wrong(f"rank {dist.get_rank()} gathers {found:,} elements at once; a block with this "
+                    f"rank's 1/{meshes.expert} of its experts has {rest + experts // meshes.expert:,}",
+                    "Replace block.mlp by an ExpertParallelLayer, so that FSDP gathers only a part "
+                    "of the experts, and make each block a unit.", code="gathered_too_much")
+
+
+def _judge_memory(expert_fsdp, case, meshes):
+    """Invariant: 1/N of all parameters, gradients and optimizer states is on each rank."""
+    ranks, model = dist.get_world_size(), case.model()
+    names = [name for name, _ in trainable(model)]
+    frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
+    allowed = ResidentBytes.of(model, names, ranks, padding=frozen // ranks)
+    [own] = [data.shard({"input_ids": batch["input_ids"].to(devices.device())}, dist.get_rank(),
+                        ranks) for batch in data.lm_batches(1, PER_RANK * ranks, SEQUENCE)]
+    judge_resident_bytes(partial(build, expert_fsdp, case, meshes), [own, own], allowed,
+                         f"with 1/{ranks} of everything", _MEMORY_HINTS)
+
+
+_MEMORY_HINTS = {
+    "parameters": f"Each parameter is sharded over all ranks that have it: {listed(['experts', 'block', 'model'])}.",
+    "gradients": "Gradients are as large as the parameters: is anything not sharded?",
+    "optimizer_state": "Make the optimizer last, from the sharded model's parameters.",
+    "rest": "Is something kept that was needed only to make the shards?"}
