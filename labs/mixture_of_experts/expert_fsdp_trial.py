@@ -26,7 +26,6 @@ from labs.training import data
 from labs.training.loop import ModuleAndOptimizer
 from labs.training.mixtures import Mixture
 from labs.training.models import move_to_rank, trainable
-from labs.words import listed
 from labs.workers import devices
 
 STEPS = 5
@@ -50,6 +49,7 @@ class Case:
 
     kind: type
     settings: tuple[tuple[str, float], ...]
+    layers: int = 2
     shared: bool = True
     k: int = 2
     parts: int = 1
@@ -57,8 +57,8 @@ class Case:
 
     def model(self) -> Mixture:
         """The full model on the rank's device, the same on all ranks."""
-        model = Mixture(layers=2, hidden=16, experts=8, ffn=16, k=self.k, shared=self.shared,
-                        context=SEQUENCE)
+        model = Mixture(layers=self.layers, hidden=16, experts=8, ffn=32, k=self.k,
+                        shared=self.shared, context=SEQUENCE)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(not self.frozen or self.frozen not in name)
         return move_to_rank(model)
@@ -67,7 +67,7 @@ class Case:
         return self.kind([parameter for _, parameter in trainable(model)], **dict(self.settings))
 
 
-WITH_SGD = Case(SGD, (("lr", 0.2), ("momentum", 0.9)))
+WITH_SGD = Case(SGD, (("lr", 0.2), ("momentum", 0.9)), layers=1)
 WITH_ADAMW = Case(AdamW, (("lr", 1e-2), ("weight_decay", 0.1), ("eps", 1e-2)), shared=False, k=1,
                   parts=2, frozen="places")
 # World size -> the mesh (replicate, expert), what is trained. 8 ranks first: with 2 × 2 a division
@@ -267,8 +267,10 @@ def _judge_gathered(traffic, full, meshes):
     due = max(root, rest + experts // meshes.expert)
     found = max((call.elements for call in traffic.of("all_gather")), default=0)
     if found > 1.05 * due:  # shards are padded
+        block = rest + experts // meshes.expert
         raise Wrong(f"rank {dist.get_rank()} gathers {found:,} elements at once; a block with this "
-                    f"rank's 1/{meshes.expert} of its experts has {rest + experts // meshes.expert:,}",
+                    f"rank's 1/{meshes.expert} of its experts has {block:,}, what is in no block "
+                    f"{root:,}",
                     "Replace block.mlp by an ExpertParallelLayer, so that FSDP gathers only a part "
                     "of the experts, and make each block a unit.", code="gathered_too_much")
 
@@ -286,7 +288,8 @@ def _judge_memory(expert_fsdp, case, meshes):
 
 
 _MEMORY_HINTS = {
-    "parameters": f"Each parameter is sharded over all ranks that have it: {listed(['experts', 'block', 'model'])}.",
+    "parameters": "Each parameter is sharded over all ranks that have it: the experts over their "
+                  "replicas, all else over everyone, and nothing is kept beside the shards.",
     "gradients": "Gradients are as large as the parameters: is anything not sharded?",
     "optimizer_state": "Make the optimizer last, from the sharded model's parameters.",
     "rest": "Is something kept that was needed only to make the shards?"}

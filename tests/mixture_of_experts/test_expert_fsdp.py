@@ -1,0 +1,258 @@
+"""What the check of exercise 9.8 must reject, and what it must accept; its pictures."""
+
+import copy
+import sys
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+from _build.definitions import definitions
+from answers import assert_rejected, assert_waits, judge_all
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
+
+import labs.mixture_of_experts as lab
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.usefixtures("warm_launcher")
+right = definitions("09_mixture_of_experts")
+Layer = right.ExpertParallelLayer
+
+
+class Answer:
+    """An answer in pieces, each of which a wrong one may replace."""
+
+    def __call__(self, model, optimizer_class, mesh, everyone, **settings):
+        self.mesh, self.everyone = mesh, everyone
+        for block in model.layers:
+            self.divide(block)
+            self.experts(block.mlp.experts)
+            self.rest(block)
+        self.root(model)
+        return model, optimizer_class(model.parameters(), **settings)
+
+    def divide(self, block):
+        block.mlp = Layer(block.mlp, self.mesh["expert"].get_group())
+
+    def experts(self, experts):
+        fully_shard(experts, mesh=self.replicas())
+        self.factor(experts)
+
+    def replicas(self):
+        return self.mesh["replicate"]
+
+    def factor(self, experts):
+        experts.set_force_sum_reduction_for_comms(True)
+        experts.set_gradient_divide_factor(self.everyone.size())
+
+    def rest(self, block):
+        fully_shard(block, mesh=self.everyone)
+
+    def root(self, model):
+        fully_shard(model, mesh=self.everyone)
+
+
+def answer(**changes):
+    """The right answer, with other methods."""
+    return type("Answer", (Answer,), changes)()
+
+
+def nothing(*_):
+    pass
+
+
+def divided_by(number):
+    def factor(self, experts):
+        experts.set_force_sum_reduction_for_comms(True)
+        experts.set_gradient_divide_factor(number(self))
+    return answer(factor=factor)
+
+
+def returns_the_model(model, optimizer_class, mesh, everyone, **settings):
+    return model, optimizer_class(model.parameters(), **settings)
+
+
+def returns_no_optimizer(model, optimizer_class, mesh, everyone, **settings):
+    return right.expert_fsdp(model, optimizer_class, mesh, everyone, **settings)[0]
+
+
+def optimizer_first(model, optimizer_class, mesh, everyone, **settings):
+    for block in model.layers:
+        block.mlp = Layer(block.mlp, mesh["expert"].get_group())
+    optimizer = optimizer_class(model.parameters(), **settings)
+    again = answer(divide=nothing)(model, optimizer_class, mesh, everyone, **settings)
+    return again[0], optimizer
+
+
+def one_layer_for_all(model, optimizer_class, mesh, everyone, **settings):
+    layer = Layer(model.layers[0].mlp, mesh["expert"].get_group())
+
+    def divide(_, block):
+        block.mlp = layer
+
+    return answer(divide=divide)(model, optimizer_class, mesh, everyone, **settings)
+
+
+def one_layer_sharded_once(model, optimizer_class, mesh, everyone, **settings):
+    layer = Layer(model.layers[0].mlp, mesh["expert"].get_group())
+    fully_shard(layer.experts, mesh=mesh["replicate"])
+    for block in model.layers:
+        block.mlp = layer
+    fully_shard(model, mesh=everyone)
+    return model, optimizer_class(model.parameters(), **settings)
+
+
+def block_first(model, optimizer_class, mesh, everyone, **settings):
+    for block in model.layers:
+        block.mlp = Layer(block.mlp, mesh["expert"].get_group())
+        fully_shard(block, mesh=everyone)
+        fully_shard(block.mlp.experts, mesh=mesh["replicate"])
+    fully_shard(model, mesh=everyone)
+    return model, optimizer_class(model.parameters(), **settings)
+
+
+def ignores_experts(model, optimizer_class, mesh, everyone, **settings):
+    for block in model.layers:
+        block.mlp = Layer(block.mlp, mesh["expert"].get_group())
+        fully_shard(block, mesh=everyone, ignored_params=set(block.mlp.experts.parameters()))
+    experts = {p for name, p in model.named_parameters() if ".experts." in name}
+    fully_shard(model, mesh=everyone, ignored_params=experts)
+    return model, optimizer_class(model.parameters(), **settings)
+
+
+def keeps_a_copy(model, *arguments, **settings):
+    kept = [copy.deepcopy(block.mlp.experts) for block in model.layers]
+    module, optimizer = right.expert_fsdp(model, *arguments, **settings)
+    optimizer.kept = kept
+    return module, optimizer
+
+
+def without_settings(model, optimizer_class, mesh, everyone, **settings):
+    return right.expert_fsdp(model, optimizer_class, mesh, everyone, lr=0.01)
+
+
+def torchs_own(model, optimizer_class, *meshes, **settings):
+    return right.expert_fsdp(model, torch.optim.AdamW, *meshes, lr=0.01)
+
+
+def divided_again(model, optimizer_class, mesh, everyone, **settings):
+    module, optimizer = right.expert_fsdp(model, optimizer_class, mesh, everyone, **settings)
+    optimizer.register_step_pre_hook(lambda *_: scale_experts(module, everyone.size()))
+    return module, optimizer
+
+
+def swapped(model, optimizer_class, mesh, everyone, **settings):
+    def divide(self, block):
+        block.mlp = Layer(block.mlp, mesh["replicate"].get_group())
+
+    return answer(divide=divide, replicas=lambda self: mesh["expert"])(
+        model, optimizer_class, mesh, everyone, **settings)
+
+
+def scale_experts(model, factor):
+    for name, parameter in model.named_parameters():
+        if ".experts." in name:
+            parameter.grad /= factor
+
+
+def over_replicas(self, block):
+    fully_shard(block, mesh=self.mesh["replicate"])
+
+
+def replicated_and_sharded(self, module):
+    fully_shard(module, mesh=self.mesh)
+
+
+def not_forced(self, experts):
+    experts.set_gradient_divide_factor(self.everyone.size())
+
+
+WRONG = [
+    (returns_the_model, "not_sharded"),
+    (returns_no_optimizer, "wrong_type"),
+    (answer(divide=nothing, experts=nothing), "gathered_too_much"),
+    (answer(rest=nothing), "gathered_too_much"),
+    (answer(factor=nothing), "averaged_over_replicas"),
+    (divided_by(lambda self: self.mesh["replicate"].size()), "averaged_over_replicas"),
+    (divided_by(lambda self: 1), "sum_not_mean"),
+    (answer(replicas=lambda self: self.everyone), "experts_mixed"),
+    (answer(replicas=lambda self: self.mesh), "experts_mixed"),
+    (answer(replicas=lambda self: self.mesh["expert"]), "experts_mixed"),
+    (answer(experts=nothing), "experts_mixed 'layers.0.mlp.experts.gate_up'"),
+    (answer(root=nothing), "not_sharded 'embedding.weight' is in no unit"),
+    (answer(rest=over_replicas), "rest_over_replicas"),
+    (answer(rest=replicated_and_sharded, root=replicated_and_sharded),
+     "parameter_memory_too_high"),
+    (ignores_experts, "experts_not_sharded"),
+    (block_first, "units_overlap First the experts of a layer"),
+    (one_layer_for_all, "layers_share_experts"),
+    (one_layer_sharded_once, "layers_share_experts"),
+    (optimizer_first, "optimizer_of_old_parameters"),
+    (without_settings, "settings_ignored"),
+    (torchs_own, "optimizer_class_ignored"),
+    (keeps_a_copy, "memory_too_high"),
+    (divided_again, "mean_twice"),
+]
+
+
+def by_columns(self, experts):
+    """Each expert's own dimension is sharded: nothing is padded where there are few experts."""
+    fully_shard(experts, mesh=self.mesh["replicate"], shard_placement_fn=lambda _: Shard(1))
+    self.factor(experts)
+
+
+def three_loops(model, optimizer_class, mesh, everyone, **settings):
+    steps = Answer()
+    steps.mesh, steps.everyone = mesh, everyone
+    for block in model.layers:
+        steps.divide(block)
+    for block in reversed(model.layers):
+        steps.experts(block.mlp.experts)
+    for block in model.layers:
+        steps.rest(block)
+    steps.root(model)
+    return model, optimizer_class(model.parameters(), **settings)
+
+
+def divided_before_the_step(model, optimizer_class, mesh, everyone, **settings):
+    module, optimizer = answer(factor=nothing)(model, optimizer_class, mesh, everyone, **settings)
+    optimizer.register_step_pre_hook(lambda *_: scale_experts(module, mesh["expert"].size()))
+    return module, optimizer
+
+
+def unit_for_each_layer(self, block):
+    """Attention is a unit of its own."""
+    fully_shard(block.qkv, mesh=self.everyone)
+    fully_shard(block, mesh=self.everyone)
+
+
+RIGHT = [right.expert_fsdp, answer(experts=by_columns), three_loops, divided_before_the_step,
+         answer(rest=unit_for_each_layer)]
+
+
+def test_answers_on_2_by_2_ranks():
+    judge_all(lab.check_expert_fsdp, WRONG, RIGHT, ranks=4)
+
+
+def test_answers_on_4_by_2_ranks():
+    wrong = [(divided_by(lambda self: self.mesh["expert"].size()), "divided_by_expert_ranks"),
+             (swapped, "dimensions_swapped")]
+    judge_all(lab.check_expert_fsdp, wrong, [right.expert_fsdp], ranks=8)
+
+
+def test_on_gloo_a_factor_needs_a_sum_first():
+    verdict = lab.check_expert_fsdp(answer(factor=not_forced))
+    assert_rejected(verdict, "raised_RuntimeError set_force_sum_reduction_for_comms(True)")
+
+
+def test_an_answer_that_is_not_filled_in_is_waited_for():
+    assert_waits(lab.check_expert_fsdp, "9.8")
+
+
+def test_without_a_layer_of_9_3_the_check_waits_for_it():
+    def unfilled(*_):
+        raise NotImplementedError("Exercise 9.3")
+
+    verdict = lab.check_expert_fsdp(answer(divide=unfilled))
+    assert verdict.passed is None and "9.3" in str(verdict) and "Traceback" not in str(verdict)
