@@ -191,7 +191,8 @@ class ExpertLayer(nn.Module):
 
     def __init__(self, layer):
         super().__init__()
-        self.k, self.router, self.shared = layer.k, layer.router, layer.shared
+        self.k, self.router = layer.k, layer.router
+        self.shared_experts = layer.shared_experts
         self.experts = Experts(layer.experts.gate_up, layer.experts.down)
 
     def forward(self, x):
@@ -200,7 +201,8 @@ class ExpertLayer(nn.Module):
         copies, counts, order = dispatch(tokens, chosen, self.router.out_features)
         outputs = self.experts(copies, counts.tolist())
         result = combine(outputs, order, weights).view_as(x)
-        return result if self.shared is None else result + self.shared(x)
+        shared = self.shared_experts
+        return result if shared is None else result + shared(x)
 
 
 # %%
@@ -291,7 +293,8 @@ class AllToAll(torch.autograd.Function):
 class ExpertParallelLayer(nn.Module):
     def __init__(self, layer, group):
         super().__init__()
-        self.k, self.router, self.shared, self.group = layer.k, layer.router, layer.shared, group
+        self.k, self.router, self.group = layer.k, layer.router, group
+        self.shared_experts = layer.shared_experts
         ### BEGIN SOLUTION
         ranks, rank = dist.get_world_size(group), dist.get_rank(group)
         gate_up, down = layer.experts.gate_up.detach(), layer.experts.down.detach()
@@ -304,7 +307,8 @@ class ExpertParallelLayer(nn.Module):
         copies, counts, order = dispatch(tokens, chosen, experts)
         outputs = self.compute(copies, counts)
         result = combine(outputs, order, weights).view_as(x)
-        return result if self.shared is None else result + self.shared(x)
+        shared = self.shared_experts
+        return result if shared is None else result + shared(x)
 
     def compute(self, copies, counts):
         """Outputs of the experts, wherever they are, in the order of `copies`."""
