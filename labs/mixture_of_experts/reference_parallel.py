@@ -129,3 +129,16 @@ def gathered(model: Mixture, group: dist.ProcessGroup) -> dict[str, torch.Tensor
             dist.all_gather(parts, found[name], group=group)
             found[name] = torch.cat(parts)
     return found
+
+
+def sum_gradients(gradients: dict[str, torch.Tensor], replicas: dist.ProcessGroup | None) -> None:
+    """Sums gradients in place, by two all-reduces: the experts' over their replicas, all others
+    over all ranks."""
+    for is_expert, group in ((True, replicas), (False, None)):
+        found = [gradient for name, gradient in gradients.items()
+                 if (kind_of(name) == "experts") == is_expert]
+        flat = torch.cat([gradient.flatten() for gradient in found])
+        dist.all_reduce(flat, group=group)
+        sizes = [gradient.numel() for gradient in found]
+        for gradient, part in zip(found, flat.split(sizes), strict=True):
+            gradient.copy_(part.view_as(gradient))
