@@ -12,9 +12,8 @@ import torch.distributed as dist
 from labs.checks.on_ranks import on_ranks, raise_on_all_ranks, torchs_own_refused
 from labs.checks.reference import Reference, Step, Tensors
 from labs.checks.training import train_and_compare
-from labs.checks.verdicts import Wrong, check
+from labs.checks.verdicts import check
 from labs.checks.waits import WaitTraffic
-from labs.mixture_of_experts.adamw_hides_it import show_adamw_hides_it  # noqa: F401
 from labs.mixture_of_experts.gradient_mistakes import Probe, judge_probes
 from labs.mixture_of_experts.reference_parallel import Layout, divide_experts, gathered
 from labs.training import data

@@ -1,6 +1,7 @@
 """What the check of exercise 9.4 must reject, and what it must accept; and its picture."""
 
 import sys
+from functools import partial
 
 import cloudpickle
 import pytest
@@ -12,10 +13,17 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import labs.mixture_of_experts as lab
+from labs.checks.reference import Reference
+from labs.checks.training import train_and_compare
+from labs.mixture_of_experts import average_gradients as exercise
+from labs.mixture_of_experts.reference_parallel import KINDS, gathered, kind_of
+from labs.training.mixtures import Mixture
+from labs.workers.launcher import launch
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("warm_launcher")
-right = definitions("09_mixture_of_experts").average_gradients
+solution = definitions("09_mixture_of_experts")
+right = solution.average_gradients
 
 
 def with_gradients(model):
@@ -237,3 +245,38 @@ def test_an_answer_that_ends_the_launch_is_named(answer, expected):
 
 def test_an_unfilled_exercise_waits():
     assert_waits(lab.check_average_gradients, "9.4")
+
+
+def the_notebooks_strategy():
+    """On a rank: the given strategy, with the layer of 9.3, beside one process."""
+    case = exercise.Case(2, exercise.SGD, parts=2)
+    model = case.model()
+    reference = Reference(model, case.optimizer_of)
+    kind, settings = exercise.SGD
+    module, optimizer = solution.expert_parallel(model, kind, **settings)
+    return train_and_compare(module, optimizer, [reference], case.steps(3),
+                             parameters_of=partial(gathered, group=module.layers[0].mlp.group))
+
+
+def test_the_strategy_of_the_notebook_equals_one_process():
+    assert max(launch(the_notebooks_strategy, ranks=4, quiet=True)) < 1e-5
+
+
+def test_kinds_are_those_of_the_models_names():
+    found = {name: kind_of(name) for name, _ in Mixture(shared=True).named_parameters()}
+    assert found["layers.1.mlp.shared_experts.down.weight"] == "shared"
+    assert found["layers.1.mlp.experts.down"] == "experts"
+    assert found["layers.0.mlp.router.weight"] == "router"
+    assert set(found.values()) == set(KINDS)
+
+
+def test_the_uneven_case_leaves_experts_without_tokens_on_some_ranks_only():
+    """So that an answer which skips them waits for another rank."""
+    case = exercise.PROBED[4][1]
+    model = case.model()
+    tokens = torch.arange(0, 256, 16)[None, :exercise.SEQUENCE]
+    for first, used in ((0, 0), (128, len(model.layers[0].mlp.router.weight) // 2)):
+        model.zero_grad()
+        model(tokens % 128 + first).loss.backward()
+        by_expert = model.layers[0].mlp.experts.down.grad.flatten(1).abs().sum(1)
+        assert by_expert.nonzero().flatten().tolist() == [used]
