@@ -352,13 +352,12 @@ lab.show_bytes(ExpertParallelLayer)
 # %% [markdown]
 # ## Gradients of experts and of the rest
 #
-# N ranks train on N equal parts of a batch. A rank's loss is the mean over its own tokens; the batch's
-# loss is the mean over the N ranks. Attention, router and shared expert are replicated on all ranks, so
-# DDP's rule holds for them: average over all N.
+# N ranks train on N equal parts of a batch. The batch's loss is the mean of their N losses. Attention,
+# router and shared expert are replicated on all ranks, so DDP's rule holds for them: average over N.
 #
 # An expert is different. Let N = 4, and groups of EP = 2 ranks divide the experts. Then each expert is
-# on two ranks, its **replicas**. In backward it gets gradients of its tokens from *both* ranks of its
-# group, already summed.
+# on two ranks, its **replicas**. In backward it gets gradients from *both* ranks of its group, already
+# summed.
 
 # %%
 def groups_of_ranks():
@@ -386,10 +385,9 @@ labs.guess("9.4", "times too large, averaged over the replicas", my_guess)
 # *Difficulty 3 of 5 · 15 minutes · target: equal to one process for 5 steps with SGD and AdamW, for
 # EP × replicas of 2 × 1, 1 × 2, 2 × 2 and 4 × 1*
 #
-# `average_gradients(model, replicas)` changes all gradients in place, after backward. `replicas` is the
-# group of the ranks that have the same experts as this one. An expert to which no rank sent a token has
-# a gradient of zeros. Frozen parameters have none. Names of experts have `.experts.` in them, those of
-# the shared expert `.shared_experts.`.
+# `average_gradients(model, replicas)` changes all gradients after backward. `replicas` is the group of
+# ranks that have the same experts. An expert without tokens has a gradient of zeros, a frozen parameter
+# none. Names of experts contain `.experts.`, those of the shared expert `.shared_experts.`.
 
 # %%
 # Exercise 9.4: the mean over all ranks' losses, for every parameter
@@ -424,9 +422,9 @@ lab.check_average_gradients(average_gradients)
 def expert_parallel(model, optimizer_class, expert=2, **settings):
     shape = dist.get_world_size() // expert, expert
     mesh = init_device_mesh(labs.device().type, shape, mesh_dim_names=("replicate", "expert"))
+    group, replicas = mesh["expert"].get_group(), mesh["replicate"].get_group()
     for block in model.layers:
-        block.mlp = ExpertParallelLayer(block.mlp, mesh["expert"].get_group())
-    replicas = mesh["replicate"].get_group()
+        block.mlp = ExpertParallelLayer(block.mlp, group)
     optimizer = optimizer_class(model.parameters(), **settings)
     optimizer.register_step_pre_hook(lambda *_: average_gradients(model, replicas))
     return model, optimizer
@@ -439,7 +437,7 @@ def expert_parallel(model, optimizer_class, expert=2, **settings):
 #
 # | name | what happens | seen in |
 # |:--|:--|:--|
-# | `experts_doubled` | experts averaged over their replicas only: EP times too large | [pytorch 160285](https://github.com/pytorch/pytorch/issues/160285), [Megatron-LM 5956](https://github.com/NVIDIA/Megatron-LM/pull/5956) |
+# | `experts_doubled` | experts averaged over their replicas only | [pytorch 160285](https://github.com/pytorch/pytorch/issues/160285) |
 # | `summed_each_time` | each micro-batch doubles what earlier ones left for the experts | [Megatron-LM 6660](https://github.com/NVIDIA/Megatron-LM/issues/6660) |
 # | `router_partial` | each rank keeps its own router gradient | [torchtitan 2387](https://github.com/pytorch/torchtitan/issues/2387) |
 # | `weights_detached` | no gradient passes through the weights to the router | [NeMo Automodel 2092](https://github.com/NVIDIA-NeMo/Automodel/pull/2092) |
@@ -460,12 +458,12 @@ lab.show_adamw_hides_it()
 # %% [markdown]
 # ### Exercise 9.5 · Which fault is it?
 #
-# *Difficulty 2 of 5 · 12 minutes · target: each fault named, on other models and numbers of ranks too; None where there is none*
+# *Difficulty 2 of 5 · 12 minutes · target: each fault named, for other models and numbers of ranks too;
+# None where there is none*
 #
-# `one` and `three` describe rank 0's gradients after one and after three micro-batches: `one["router"]` is
-# (norm divided by that of one process, cosine between the two), (0, 0) where all are zero. The kinds are `experts`, `router`,
-# `shared` and `rest`. Rounding changes both numbers by less than 0.001. Here are runs with the five faults; ✗ marks what is off
-# by more than 0.01:
+# `one` and `three` describe rank 0's gradients after one and after three micro-batches. `one["router"]`
+# is a pair: the norm divided by that of one process, and the cosine between the two; (0, 0) if all are
+# zero. The kinds are `experts`, `router`, `shared`, `rest`. Rounding changes both by less than 0.001. Five runs:
 
 # %%
 lab.show_gradients()
