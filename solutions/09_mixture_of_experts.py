@@ -353,11 +353,10 @@ lab.show_bytes(ExpertParallelLayer)
 # ## Gradients of experts and of the rest
 #
 # N ranks train on N equal parts of a batch. The batch's loss is the mean of their N losses. Attention,
-# router and shared expert are replicated on all ranks, so DDP's rule holds for them: average over N.
+# router and shared expert are replicated, so DDP's rule holds: average over all N.
 #
 # An expert is different. Let N = 4, and groups of EP = 2 ranks divide the experts. Then each expert is
-# on two ranks, its **replicas**. In backward it gets gradients from *both* ranks of its group, already
-# summed.
+# on two ranks, its **replicas**. In backward it gets gradients from *both* ranks of its group, summed.
 
 # %%
 def groups_of_ranks():
@@ -458,11 +457,11 @@ lab.show_adamw_hides_it()
 # %% [markdown]
 # ### Exercise 9.5 · Which fault is it?
 #
-# *Difficulty 2 of 5 · 12 minutes · target: each fault named, for other models and numbers of ranks too;
+# *Difficulty 2 of 5 · 12 minutes · target: each fault named, for other models and world sizes too;
 # None where there is none*
 #
 # `one` and `three` describe rank 0's gradients after one and after three micro-batches. `one["router"]`
-# is a pair: the norm divided by that of one process, and the cosine between the two; (0, 0) if all are
+# is a pair: the norm divided by that of one process, and their cosine; (0, 0) if all are
 # zero. The kinds are `experts`, `router`, `shared`, `rest`. Rounding changes both by less than 0.001. Five runs:
 
 # %%
