@@ -42,10 +42,10 @@ def show_adamw_hides_it() -> Picture:
               for name, kinds in runs.items()}
     apart = {name: max(abs(one - other) for one, other in zip(*runs.values(), strict=True))
              for name, runs in losses.items()}
-    lesson = (f"Doubled gradients of experts change a loss by {_amount(apart['AdamW'])} under "
-              f"AdamW, by up to {_amount(apart['SGD'])} under SGD")
+    lesson = (f"Doubled expert gradients change a loss by {_amount(apart['AdamW'])} with "
+              f"AdamW, by up to {_amount(apart['SGD'])} with SGD")
     times = runs["SGD"][_DOUBLED].first_norm / runs["SGD"][_RIGHT].first_norm
-    note = marks.answered(guessed("9.4"), times, "times")
+    note = marks.answered(guessed("9.4"), times, "times too large")
     figure, axes = canvas(WIDTH, 3.2 + marks.HEADLINE + marks.NOTE_LINE * bool(note), ncols=2,
                           sharey=True)
     for ax, (name, runs) in zip(axes, losses.items(), strict=True):

@@ -224,6 +224,6 @@ def test_adamw_hides_a_factor_and_sgd_does_not():
         assert least <= max(abs(a - b) for a, b in zip(right, doubled, strict=True)) <= most
         assert right[-1] < 0.7 * right[0]  # it trains
     said = str(picture)
-    assert "by less than 0.0001 under AdamW, by up to 0.4 under SGD" in said
-    assert "You guessed 4, and it is 2 times" in said
+    assert "by less than 0.0001 with AdamW, by up to 0.4 with SGD" in said
+    assert "You guessed 4, and it is 2 times too large" in said
     assert "AdamW, right: 5.671 before step 1" in said
