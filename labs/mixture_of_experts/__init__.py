@@ -9,10 +9,8 @@ from labs.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     # part 1: one layer, experts on ranks, gradients
-    from labs.mixture_of_experts.average_gradients import (
-        check_average_gradients,
-        show_adamw_hides_it,
-    )
+    from labs.mixture_of_experts.adamw_hides_it import show_adamw_hides_it
+    from labs.mixture_of_experts.average_gradients import check_average_gradients
     from labs.mixture_of_experts.count_parameters import (
         check_count_parameters,
         on_meta,

@@ -56,7 +56,7 @@ class ExpertLayer(nn.Module):
         self.k = k
         self.router = nn.Linear(hidden, experts, bias=False)
         self.experts = Experts(experts, hidden, ffn)
-        self.shared = SharedExpert(hidden, ffn) if shared else None
+        self.shared_experts = SharedExpert(hidden, ffn) if shared else None
 
     def forward(self, x):
         tokens = x.flatten(0, -2)  # (tokens, hidden)
@@ -70,7 +70,8 @@ class ExpertLayer(nn.Module):
                                self.experts.down[number])
             result = result.index_add(0, token, weights[token, place, None] * output)
         result = result.view_as(x)
-        return result if self.shared is None else result + self.shared(x)
+        shared = self.shared_experts
+        return result if shared is None else result + shared(x)
 
 
 class MixtureBlock(nn.Module):
