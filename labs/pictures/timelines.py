@@ -36,15 +36,18 @@ ALL_PARAMETERS = {"color": palette.PREDICTED, "linestyle": (0, (3, 2)), "linewid
 Intervals = dict[str, list[tuple[float, float]]]  # unit name -> (begin, end)
 
 
-def by_rank(runs: dict[str, list[Trace]]) -> Picture:
+def by_rank(runs: dict[str, list[Trace]], lesson: str = "", note: str = "") -> Picture:
     """Draws for each rank what it computes, and one lane for each kind of collective, red where the
-    rank only waits for it. Under FSDP2, the units are named. runs: title -> one trace per rank."""
+    rank only waits for it. Under FSDP2, the units are named. runs: title -> one trace per rank.
+    lesson: the picture's title, by default what is exposed. note: lines below; with one, times are
+    those of the pace that it states, and nothing was recorded."""
     rows = [(title, trace) for title, traces in runs.items() for trace in traces]
     lanes = [list(dict.fromkeys(one.kind for one in trace.collectives)) for _, trace in rows]
     figure, ax = canvas(WIDTH, sum(_HEAD + _LANE * (1 + len(kinds)) for kinds in lanes) + 1.15
-                        + HEADLINE)
-    lesson = _exposed_by_run(runs)
+                        + HEADLINE + NOTE_LINE * len(note.splitlines()))
+    lesson = lesson or _exposed_by_run(runs)
     headline(figure, lesson)
+    note_below(figure, note)
     start = {title: min(trace.started for trace in traces) for title, traces in runs.items()}
     longest = max(end + trace.started - start[title] for title, trace in rows
                   for end in (trace.seconds, *(one.end for one in trace.collectives)))
@@ -64,9 +67,11 @@ def by_rank(runs: dict[str, list[Trace]]) -> Picture:
     name_rows(ax, names, places=places, size=9)
     ax.set_ylim(y + 0.04, 0)
     ax.set_xlim(0, longest * MS * 1.005)
-    ax.set_xlabel("milliseconds since the step began (recording takes time, too)")
+    ax.set_xlabel("milliseconds since the step began"
+                  + " (recording takes time, too)" * (not note))
     legend_above(figure, _handles(any(map(_has_units, (trace for _, trace in rows)))))
-    return Picture(figure, "\n".join([lesson, *(_headline(*row) for row in rows)]), data=runs)
+    return Picture(figure, "\n".join([lesson, *(_headline(*row) for row in rows),
+                                      *note.splitlines()]), data=runs)
 
 
 def _exposed_by_run(runs) -> str:

@@ -6,7 +6,6 @@ import sys
 import cloudpickle
 import pytest
 import torch
-import torch.distributed as dist
 from _build.definitions import definitions
 from answers import assert_rejected, assert_waits, judge_all
 from torch.distributed.fsdp import fully_shard
