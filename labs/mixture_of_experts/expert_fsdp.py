@@ -94,10 +94,11 @@ def show_trace(expert_fsdp: Callable) -> Picture:
     trace = replayed_step.replay(events, pace)
     seconds = {kind: trace.seconds_of(kind) for kind in _LANES}
     exposed = {kind: f"{found['exposed'] / found['total']:.0%}".replace("%", " %")
-               for kind, found in seconds.items()}
+               for kind, found in seconds.items() if found["total"]}
     return timelines.by_rank(
         {"EP 2 and FSDP": [trace]},
-        lesson="Exposed: " + ", ".join(f"{name} {exposed[kind]}" for kind, name in _LANES.items()),
+        lesson="Exposed: " + ", ".join(f"{_LANES[kind]} {share}"
+                                       for kind, share in exposed.items()),
         note="The order is that of a recorded step. The pace is stated: it computes for "
              f"{SECONDS * 1e3:.0f} ms,\nand all bytes take {SENDS:g} times as long. In forward a "
              "short all-to-all, of the counts, comes before the rows'.")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.flop_counter import FlopCounterMode
 
+from labs.checks.verdicts import Wrong
 from labs.meters.trace import Collective, Span, Trace
 from labs.meters.traffic import CollectiveCall, Mark, Traffic
 from labs.training.loop import ModuleAndOptimizer
@@ -96,8 +97,12 @@ def prefetch(model) -> None:
 
 
 def built_for_replay(strategy, *arguments, **settings) -> ModuleAndOptimizer:
-    """The strategy's (module, optimizer), which prefetches in forward, too."""
+    """The strategy's (module, optimizer), which prefetches in forward, too. Raises Wrong where the
+    module is not sharded."""
     module, optimizer = strategy(*arguments, **settings)
+    if not isinstance(module, FSDPModule):
+        raise Wrong("the model is not sharded: FSDP has no unit for it", "fully_shard(model), "
+                    "after its blocks.", code="not_sharded")
     prefetch(module)
     return module, optimizer
 
