@@ -19,8 +19,13 @@ def check_expert_layer(route: Callable, dispatch: Callable, combine: Callable):
     order); combine(outputs, order, weights) -> the layer's output for each token."""
     # Other numbers in each run, so that no table of answers fits.
     generator = torch.Generator().manual_seed(new_generator().randrange(2 ** 32))
-    for case in _CASES:
-        Trial(case, generator).judge(route, dispatch, combine)
+    trials = [Trial(case, generator) for case in _CASES]
+    for trial in trials:
+        trial.judge(route, dispatch, combine)
+    # In bfloat16 the order of a sum decides the last of its two digits: outputs are not compared.
+    for trial in trials:
+        if trial.case.dtype != torch.bfloat16:
+            trial.judge_layer(route, dispatch, combine)
     return ("a layer of your three functions gives the outputs and all gradients of the loop over "
             "experts, with k from 1 to all experts, with experts that get no token, and without "
             "any token; weights of bf16 logits are computed in fp32")
