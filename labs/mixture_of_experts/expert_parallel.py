@@ -30,8 +30,8 @@ HINTS = {
     "Number of tensor splits": "Pass `group` on to every collective: its ranks are fewer than all.",
     "which expects": "Each rank learns from `theirs` how many rows come from every other one: "
     "`receive` are its sums, `send` those of `counts`.",
-    "does not call": "An all-to-all is for all ranks of the group: one without rows takes part all "
-    "the same, with zeros in its splits."}
+    "calls no further collective": "An all-to-all is for all ranks of the group: one without rows "
+    "takes part all the same, with zeros in its splits."}
 
 
 @check("9.3", hints=HINTS)
@@ -81,8 +81,9 @@ def show_bytes(ExpertParallelLayer: Callable) -> Picture:
     each = found.sum(1) / unit
     return bars(
         rows, "kB", "to other ranks, of one layer and step",
-        note=f"The tick: k·b·s·h·(N − 1)/N elements of 4 bytes. The mean of {RANKS} ranks: from "
-        f"{each.min():.2f} to {each.max():.2f} times b·s·h·4 bytes a rank, as its tokens choose.",
+        note=f"predicted: k·b·s·h·(N − 1)/N elements of 4 bytes, if tokens spread evenly\n"
+        f"measured: the mean of {RANKS} ranks; one rank sends {each.min():.2f} to {each.max():.2f} "
+        "times b·s·h·4 bytes in all",
         lesson=f"A rank sends {total:.2f} times b·s·h·4 bytes, in four all-to-alls of rows; the "
         f"counts are {sent[0]:.0f} bytes",
         answer=marks.answered(guessed("9.3"), total, "times b·s·h·4 bytes"))
