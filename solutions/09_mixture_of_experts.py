@@ -131,8 +131,8 @@ order = chosen.flatten().argsort(stable=True)
  "their tokens": (order // 2).tolist(), "copies for each expert": chosen.flatten().bincount().tolist()}
 
 # %% [markdown]
-# Guess: 1,024 tokens, 8 experts, 2 for each token, and a router that has not been trained. How many copies
-# does the expert with the most of them get? The mean is 256.
+# Guess: 1,024 tokens of text, 8 experts, 2 for each token, and a model that has not been trained. How many
+# copies does the expert with the most of them get? The mean is 256.
 
 # %%
 # A guess, for exercise 9.2
@@ -147,9 +147,9 @@ labs.guess("9.2", "copies for the expert with the most of them, of 2,048", my_gu
 # *Difficulty 2 of 5 · 20 minutes · target: outputs and gradients of the loop over experts, for any k, also where
 # an expert gets no token*
 #
-# `route` computes softmax in fp32; its weights have the dtype of the logits. `dispatch` returns the copies, sorted by expert
-# and then by token; a tensor with the count for each expert; and `order`, with which `combine` restores the
-# order of the tokens.
+# `route` computes softmax in fp32; its weights have the dtype of the logits. `dispatch` returns the copies, sorted by
+# expert, in any order within one; a tensor with the count for each expert; and `order`, with which `combine`
+# restores the order of the tokens.
 
 # %%
 # Exercise 9.2: who goes to which expert, and back
@@ -183,7 +183,8 @@ def combine(outputs, order, weights):
 lab.check_expert_layer(route, dispatch, combine)
 
 # %% [markdown]
-# With these three functions, the layer of one rank:
+# With these three functions, the layer of one rank. It has the outputs and gradients of Hugging Face's
+# `MixtralSparseMoeBlock`: the workbook's tests compare the two.
 
 # %%
 class ExpertLayer(nn.Module):
@@ -207,8 +208,9 @@ class ExpertLayer(nn.Module):
 lab.show_dispatch(route, dispatch)
 
 # %% [markdown]
-# **Notice:** the router was drawn at random, and its experts get very different numbers of copies. One expert per GPU
-# would make seven of them wait for the eighth. "Balance" below comes back to this.
+# **Notice:** the experts get very different numbers of copies, though the router is random: some bytes are
+# frequent in a text, and equal bytes choose similar experts. With one expert per GPU, seven would wait for the eighth.
+# "Balance" below comes back to this.
 
 # %% [markdown]
 # ## Experts on several ranks
@@ -342,8 +344,27 @@ lab.check_expert_parallel(AllToAll, ExpertParallelLayer)
 lab.show_bytes(ExpertParallelLayer)
 
 # %% [markdown]
-# **Notice:** each of the four all-to-alls sends about k·b·s·h·(N − 1)/N elements, because of N equal parts a rank keeps
-# one. The counts are a few bytes, but a rank must wait for them: without them it cannot allocate the output.
+# **Notice:** each of the four all-to-alls of rows sends about k·b·s·h·(N − 1)/N elements: with experts on N ranks, a
+# rank keeps about 1/N of its copies. The counts are a few bytes, but a rank must wait for them: without them it cannot
+# allocate the output.
+
+# %% [markdown]
+# PyTorch has this function, too, under a name that begins with `_`, so it may change. torchtitan uses it, and the check
+# accepts it in place of `AllToAll`. Below it sends the rows of `counts_then_rows`. Each rank's loss counts what
+# arrived 1 + rank times, so a row's gradient says to which rank it was sent.
+
+# %%
+def torchs_all_to_all():
+    from torch.distributed._functional_collectives import all_to_all_single_autograd
+    rank = dist.get_rank()
+    send, receive = [[1, 3], [2, 0]][rank], [[1, 2], [3, 0]][rank]
+    rows = (torch.arange(sum(send)) + 10.0 * rank).requires_grad_()
+    arrived = all_to_all_single_autograd(rows, receive, send, dist.group.WORLD)
+    ((1 + rank) * arrived).sum().backward()
+    return {"rows": arrived.tolist(), "gradients": rows.grad.tolist()}
+
+
+labs.launch(torchs_all_to_all, ranks=2, quiet=True)
 
 # %% [markdown]
 # ## Gradients of experts and of the rest

@@ -7,6 +7,7 @@ from _build.definitions import definitions
 from answers import assert_rejected, assert_waits, named
 from torch.nn import functional as F
 
+import labs
 import labs.mixture_of_experts as lab
 from labs.training.mixtures import ExpertLayer
 
@@ -286,6 +287,23 @@ def test_a_right_answer_is_accepted(answers):
     for _ in range(3):
         verdict = lab.check_expert_layer(*answers)
         assert verdict.passed, str(verdict)
+
+
+def test_the_picture_shows_what_sorting_does_and_how_uneven_the_experts_are():
+    labs.guess("9.2", "copies", 350)
+    picture = lab.show_dispatch(route, dispatch)
+    place, counts = picture.data
+    assert sorted(place) == list(range(20)) != place  # 10 tokens, two copies each
+    assert sum(counts) == 2048 and len(counts) == 8
+    # The text says "very different numbers", and that one expert would make the others wait.
+    assert max(counts) > 1.4 * 256 and min(counts) < 0.7 * 256
+    assert f"gets {max(counts)} copies" in str(picture) and "your guess: 350" in str(picture)
+    for others in ((softmax_of_the_chosen, by_a_loop), (sorted_route, by_place)):
+        assert lab.show_dispatch(*others).data[1] == counts
+    for others in ((lambda logits, k: None, dispatch), (route, counts_of_used),
+                   (route, a_list)):
+        assert lab.show_dispatch(*others).code in ("wrong_count", "not_drawn")
+    assert_waits(lab.show_dispatch, "9.2", 2)
 
 
 def test_functions_that_do_not_agree_on_their_order_are_rejected():

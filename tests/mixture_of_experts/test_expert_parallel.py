@@ -10,8 +10,10 @@ from _build.definitions import definitions
 from answers import assert_waits, judge_all
 from torch import nn
 
+import labs
 import labs.mixture_of_experts as lab
 from labs.mixture_of_experts.all_to_all_trial import equal_totals, some_nothing
+from labs.workers.launcher import launch
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("warm_launcher")
@@ -462,6 +464,29 @@ def test_answers_that_are_not_filled_in_are_waited_for():
     verdict = lab.check_expert_parallel(function(unfilled), Layer)
     assert verdict.passed is None and "9.3" in str(verdict)
     assert lab.show_bytes(layer(unfilled)).passed is None
+
+
+def test_the_picture_has_the_bytes_of_the_formula():
+    labs.guess("9.3", "times", 6)
+    picture = lab.show_bytes(Layer)
+    counts, *rows = [row.measured for row in picture.data]
+    # 8 experts: 6 counts of 8 bytes go to other ranks.
+    assert counts == 0.048 and len(rows) == 4
+    # What is sent to the experts comes back, so over all ranks the four are the same.
+    assert len({round(each, 6) for each in rows}) == 1
+    assert rows[0] == pytest.approx(picture.data[1].predicted, rel=0.05)
+    # k·b·s·h·(N - 1)/N elements
+    assert picture.data[1].predicted == 2 * 4 * 64 * 64 * 4 * 3 / 4 / 1e3
+    assert "You guessed 6" in str(picture) and "b·s·h·4 bytes: right." in str(picture)
+
+
+def test_torchs_own_function_of_the_notebook():
+    """The rows that the notebook's counts_then_rows sends, and gradients of their destinations."""
+    sent, arrived = (launch(function, ranks=2, quiet=True)
+                     for function in (right.counts_then_rows, right.torchs_all_to_all))
+    assert [each["rows"] for each in sent] == [[0, 10, 11], [1, 2, 3]]
+    assert [each["rows"] for each in arrived] == [each["rows"] for each in sent]
+    assert [each["gradients"] for each in arrived] == [[1, 2, 2, 2], [1, 1]]
 
 
 def test_the_rows_that_are_tried_differ_where_they_must():
