@@ -126,9 +126,8 @@ def _draw_counts(ax, counts, mean, guess):
     for expert, count in enumerate(counts):
         ax.bar(expert, count, width=marks.BAR, color=palette.rank(expert))
         # At the foot of the bar, where neither the mean nor the guess runs through it.
-        ax.annotate(f"{count}", (expert, 0), xytext=(0, 4), textcoords="offset points",
-                    ha="center", va="bottom", fontsize=11,
-                    color=palette.text_on(palette.rank(expert)))
+        ax.text(expert, 0.03 * max(counts), f"{count}", ha="center", va="bottom", fontsize=11,
+                color=palette.text_on(palette.rank(expert)))
         marks.draw_tick(ax, mean, expert, palette.PREDICTED, upright=True)
     marks.draw_tick(ax, guess, counts.index(max(counts)), palette.GUESSED, upright=True)
     ax.set_xticks(range(len(counts)), [f"expert {expert}" for expert in range(len(counts))])
