@@ -9,6 +9,8 @@ from torch.nn import functional as F
 
 import labs
 import labs.mixture_of_experts as lab
+from labs.mixture_of_experts import expert_layer as exercise
+from labs.training import data
 from labs.training.mixtures import ExpertLayer
 
 right = definitions("09_mixture_of_experts")
@@ -304,6 +306,16 @@ def test_the_picture_shows_what_sorting_does_and_how_uneven_the_experts_are():
                    (route, a_list)):
         assert lab.show_dispatch(*others).code in ("wrong_count", "not_drawn")
     assert_waits(lab.show_dispatch, "9.2", 2)
+
+
+def test_equal_bytes_choose_similar_experts():
+    """As the text says of the picture."""
+    first = exercise._untrained_logits().argmax(-1)
+    tokens = data.lm_batches(1, 16, 64)[0]["input_ids"].flatten()
+    same_byte, same_expert = (each[:, None] == each[None] for each in (tokens, first))
+    others = ~torch.eye(len(first), dtype=torch.bool)
+    shares = [same_expert[pairs & others].float().mean() for pairs in (same_byte, ~same_byte)]
+    assert shares[0] > 1.5 * shares[1]
 
 
 def test_functions_that_do_not_agree_on_their_order_are_rejected():
