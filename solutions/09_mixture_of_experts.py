@@ -155,7 +155,7 @@ labs.guess("9.2", "copies for the expert with the most of them, of 2,048", my_gu
 # and `order`, with which `combine` restores the order of the tokens.
 
 # %%
-# Exercise 9.2: who goes to which expert, and back
+# Exercise 9.2: who goes to which expert
 def route(logits, k):
     """logits (tokens, experts) -> weights (tokens, k), chosen experts (tokens, k)."""
     ### BEGIN SOLUTION
@@ -165,6 +165,8 @@ def route(logits, k):
     ### END SOLUTION
 
 
+# %%
+# Exercise 9.2, continued: to the experts, and back
 def dispatch(tokens, chosen, experts):
     """tokens (tokens, hidden) -> copies (tokens · k, hidden), counts (experts,), order."""
     ### BEGIN SOLUTION
@@ -186,13 +188,12 @@ def combine(outputs, order, weights):
 lab.check_expert_layer(route, dispatch, combine)
 
 # %% [markdown]
-# With these three functions, the layer of one rank. It has the outputs and gradients of Hugging
-# Face's `MixtralSparseMoeBlock`: the workbook's tests compare the two.
+# With these three functions, the layer of one rank. It replaces `layer`, which loops over all
+# experts; the parameters are the same. It has the outputs and gradients of Hugging Face's
+# `MixtralSparseMoeBlock`: the workbook's tests compare the two.
 
 # %%
 class ExpertLayer(nn.Module):
-    """Replaces `layer`, which loops over all experts; the parameters are the same."""
-
     def __init__(self, layer):
         super().__init__()
         self.k, self.router, self.shared = layer.k, layer.router, layer.shared
@@ -202,9 +203,11 @@ class ExpertLayer(nn.Module):
         tokens = x.flatten(0, -2)  # (tokens, hidden)
         weights, chosen = route(self.router(tokens), self.k)
         copies, counts, order = dispatch(tokens, chosen, self.router.out_features)
-        outputs = self.experts(copies, counts.tolist())
-        result = combine(outputs, order, weights).view_as(x)
+        result = combine(self.compute(copies, counts), order, weights).view_as(x)
         return result if self.shared is None else result + self.shared(x)
+
+    def compute(self, copies, counts):
+        return self.experts(copies, counts.tolist())
 
 
 # %%
@@ -293,37 +296,36 @@ class AllToAll(torch.autograd.Function):
 
 
 # %% [markdown]
-# The copies that arrive are sorted by the rank that sent them, and for each rank by expert. But
-# `Experts` needs all copies of an expert in one block. So they are sorted once more, and the
-# outputs are put back into the order of arrival before they are returned. `theirs[i, j]` below is
+# The layer is the one above with another `compute`, which returns the outputs in the order of
+# `copies`, wherever their experts are. First it needs the counts of all ranks: `theirs[i, j]` is
 # the number of copies that rank i sends for the j-th of this rank's experts.
 
 # %%
+def exchange_counts(counts, group):
+    """counts (experts,) -> counts and theirs, each (ranks, experts of a rank)."""
+    ranks, theirs = dist.get_world_size(group), torch.empty_like(counts)
+    dist.all_to_all_single(theirs, counts, group=group)
+    return counts.view(ranks, -1), theirs.view(ranks, -1)
+
+
+# %% [markdown]
+# The copies that arrive are sorted by the rank that sent them, and for each rank by expert. But
+# `Experts` needs all copies of an expert in one block. So they are sorted once more, and the
+# outputs are put back into the order of arrival before they are returned.
+
+# %%
 # Exercise 9.3, continued: this rank's experts compute what all ranks send
-class ExpertParallelLayer(nn.Module):
+class ExpertParallelLayer(ExpertLayer):
     def __init__(self, layer, group):
-        super().__init__()
-        self.k, self.router, self.shared, self.group = layer.k, layer.router, layer.shared, group
+        super().__init__(layer)
+        self.group, ranks, rank = group, dist.get_world_size(group), dist.get_rank(group)
         ### BEGIN SOLUTION
-        ranks, rank = dist.get_world_size(group), dist.get_rank(group)
         gate_up, down = layer.experts.gate_up.detach(), layer.experts.down.detach()
         self.experts = Experts(gate_up.chunk(ranks)[rank].clone(), down.chunk(ranks)[rank].clone())
         ### END SOLUTION
 
-    def forward(self, x):
-        tokens, experts = x.flatten(0, -2), self.router.out_features
-        weights, chosen = route(self.router(tokens), self.k)
-        copies, counts, order = dispatch(tokens, chosen, experts)
-        outputs = self.compute(copies, counts)
-        result = combine(outputs, order, weights).view_as(x)
-        return result if self.shared is None else result + self.shared(x)
-
     def compute(self, copies, counts):
-        """Outputs of the experts, wherever they are, in the order of `copies`."""
-        ranks = dist.get_world_size(self.group)
-        theirs = torch.empty_like(counts)
-        dist.all_to_all_single(theirs, counts, group=self.group)
-        counts, theirs = counts.view(ranks, -1), theirs.view(ranks, -1)
+        counts, theirs = exchange_counts(counts, self.group)
         ### BEGIN SOLUTION
         send, receive = counts.sum(1).tolist(), theirs.sum(1).tolist()
         arrived = AllToAll.apply(copies, receive, send, self.group)
