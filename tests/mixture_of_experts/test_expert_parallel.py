@@ -227,7 +227,7 @@ def keeps_copy(self, layer, group):
     self.original = {"gate_up": layer.experts.gate_up.detach().clone()}
 
 
-def in_the_solutions_way(put, exchange=AllToAll.apply, count_all=False):
+def in_the_solutions_way(put, exchange=AllToAll.apply):
     """compute, with put(arrived, order, experts) for what is done with the rows that arrive."""
     def compute(self, copies, counts):
         ranks = dist.get_world_size(self.group)
@@ -241,6 +241,12 @@ def in_the_solutions_way(put, exchange=AllToAll.apply, count_all=False):
         outputs = put(arrived, order, lambda rows: self.experts(rows, theirs.sum(0).tolist()))
         return exchange(outputs, send, receive, self.group)
     return layer(compute=compute)
+
+
+def keeps_all(self, layer, group):
+    """What the notebook's line before the gap leaves: the complete layer."""
+    right.ExpertLayer.__init__(self, layer)
+    self.group = group
 
 
 def computes_alone(self, copies, counts):
@@ -292,7 +298,8 @@ def without_shared(self, x):
 
 
 WRONG_LAYERS = [
-    (layer(with_experts(all_kept)), "wrong_shape"), (layer(with_experts(views)), "memory_kept"),
+    (layer(with_experts(all_kept)), "wrong_shape"), (layer(keeps_all), "wrong_shape"),
+    (layer(with_experts(views)), "memory_kept"),
     (layer(with_experts(first_part)), "wrong_part"), (layer(with_experts(dealt_out)), "wrong_part"),
     (layer(with_experts(frozen)), "wrong_dtype"), (layer(keeps_layer), "memory_kept memory"),
     (layer(keeps_copy), "memory_kept holds"),
@@ -478,6 +485,14 @@ def test_the_picture_has_the_bytes_of_the_formula():
     # k·b·s·h·(N - 1)/N elements
     assert picture.data[1].predicted == 2 * 4 * 64 * 64 * 4 * 3 / 4 / 1e3
     assert "You guessed 6" in str(picture) and "b·s·h·4 bytes: right." in str(picture)
+
+
+def test_the_experts_of_a_layer_of_deepseek_v3():
+    """In bf16; transformers' defaults are the published model's."""
+    config = pytest.importorskip("transformers").DeepseekV3Config()
+    parameters = config.n_routed_experts * 3 * config.hidden_size * config.moe_intermediate_size
+    assert f"{parameters / 1e9:.1f} billion, {2 * parameters / 1e9:.1f} GB" == (
+        "11.3 billion, 22.5 GB")
 
 
 def test_torchs_own_function_of_the_notebook():
