@@ -94,14 +94,16 @@ lab.show_parameters(count_parameters)
 # %% [markdown]
 # ## Router, dispatch and combine
 #
-# For each token the router computes one **logit** for each expert. Softmax makes probabilities of the logits, and
-# the k largest are chosen. Their probabilities, divided by their sum, are the weights with which the outputs of the k
-# experts are added:
+# For each token the router computes one **logit** for each expert. Softmax makes probabilities of
+# the logits, and the k largest are chosen. Their probabilities, divided by their sum, are the
+# weights with which the outputs of the k experts are added:
 #
 # y = Σ wᵢ · expertᵢ(x), over the k chosen experts i.
-#
-# A loop over the experts with a mask for each is correct, and slow: it reads all tokens once for each expert. So
-# tokens are *sorted* by expert first. Each expert then multiplies one contiguous block.
+
+# %% [markdown]
+# A loop over the experts with a mask for each is correct, and slow: it reads all tokens once for
+# each expert. So tokens are *sorted* by expert first. Each expert then multiplies one contiguous
+# block.
 
 # %%
 class Experts(nn.Module):
@@ -121,18 +123,19 @@ class Experts(nn.Module):
 
 
 # %% [markdown]
-# Each token is copied k times, once for each of its experts. **Dispatch** sorts these copies by expert, **combine**
-# brings the outputs back into the order of the tokens and adds them. For three tokens, two experts each:
+# Each token is copied k times, once for each of its experts. **Dispatch** sorts these copies by
+# expert, **combine** brings the outputs back into the order of the tokens and adds them. For three
+# tokens, two experts each:
 
 # %%
 chosen = torch.tensor([[2, 0], [1, 2], [0, 2]])
 order = chosen.flatten().argsort(stable=True)
 {"experts of the copies": chosen.flatten().tolist(), "order": order.tolist(),
- "their tokens": (order // 2).tolist(), "copies for each expert": chosen.flatten().bincount().tolist()}
+ "their tokens": (order // 2).tolist(), "for each expert": chosen.flatten().bincount().tolist()}
 
 # %% [markdown]
-# Guess: 1,024 tokens, 8 experts, 2 for each token, and a router that has not been trained. How many copies
-# does the expert with the most of them get? The mean is 256.
+# Guess: 1,024 tokens of text, 8 experts, 2 for each token, and a model that has not been trained.
+# How many copies does the expert with the most of them get? The mean is 256.
 
 # %%
 # A guess, for exercise 9.2
@@ -144,15 +147,15 @@ labs.guess("9.2", "copies for the expert with the most of them, of 2,048", my_gu
 # %% [markdown]
 # ### Exercise 9.2 · Route, dispatch, combine
 #
-# *Difficulty 2 of 5 · 20 minutes · target: outputs and gradients of the loop over experts, for any k, also where
-# an expert gets no token*
+# *Difficulty 2 of 5 · 20 minutes · target: outputs and gradients of the loop over experts, for any
+# k, also where an expert gets no token*
 #
-# `route` computes softmax in fp32; its weights have the dtype of the logits. `dispatch` returns the copies, sorted by expert
-# and then by token; a tensor with the count for each expert; and `order`, with which `combine` restores the
-# order of the tokens.
+# `route` computes softmax in fp32; its weights have the dtype of the logits. `dispatch` returns
+# the copies, sorted by expert, in any order within one; a tensor with the count for each expert;
+# and `order`, with which `combine` restores the order of the tokens.
 
 # %%
-# Exercise 9.2: who goes to which expert, and back
+# Exercise 9.2: who goes to which expert
 def route(logits, k):
     """logits (tokens, experts) -> weights (tokens, k), chosen experts (tokens, k)."""
     ### BEGIN SOLUTION
@@ -162,6 +165,8 @@ def route(logits, k):
     ### END SOLUTION
 
 
+# %%
+# Exercise 9.2, continued: to the experts, and back
 def dispatch(tokens, chosen, experts):
     """tokens (tokens, hidden) -> copies (tokens · k, hidden), counts (experts,), order."""
     ### BEGIN SOLUTION
@@ -183,12 +188,12 @@ def combine(outputs, order, weights):
 lab.check_expert_layer(route, dispatch, combine)
 
 # %% [markdown]
-# With these three functions, the layer of one rank:
+# With these three functions, the layer of one rank. It replaces `layer`, which loops over all
+# experts; the parameters are the same. It has the outputs and gradients of Hugging Face's
+# `MixtralSparseMoeBlock`: the workbook's tests compare the two.
 
 # %%
 class ExpertLayer(nn.Module):
-    """Replaces `layer`, which loops over all experts; the parameters are the same."""
-
     def __init__(self, layer):
         super().__init__()
         self.k, self.router = layer.k, layer.router
@@ -199,33 +204,41 @@ class ExpertLayer(nn.Module):
         tokens = x.flatten(0, -2)  # (tokens, hidden)
         weights, chosen = route(self.router(tokens), self.k)
         copies, counts, order = dispatch(tokens, chosen, self.router.out_features)
-        outputs = self.experts(copies, counts.tolist())
-        result = combine(outputs, order, weights).view_as(x)
+        result = combine(self.compute(copies, counts), order, weights).view_as(x)
         shared = self.shared_experts
         return result if shared is None else result + shared(x)
+
+    def compute(self, copies, counts):
+        return self.experts(copies, counts.tolist())
 
 
 # %%
 lab.show_dispatch(route, dispatch)
 
 # %% [markdown]
-# **Notice:** the router was drawn at random, and its experts get very different numbers of copies. One expert per GPU
-# would make seven of them wait for the eighth. "Balance" below comes back to this.
+# **Notice:** the experts get very different numbers of copies, though the router is random: some
+# bytes are frequent in a text, and equal bytes choose similar experts. With one expert per GPU,
+# seven would wait for the eighth. "Balance" below comes back to this.
 
 # %% [markdown]
 # ## Experts on several ranks
 #
-# A layer of DeepSeek-V3 has 11.3 billion parameters in its experts, 22.5 GB in bf16. FSDP gathers a
-# complete layer before it is used, on every rank. Under **expert parallelism** each of N ranks keeps 1/N of the experts
-# and *tokens* are sent instead: each copy to the rank that has its expert, and the output back.
+# A layer of DeepSeek-V3 has 11.3 billion parameters in its experts, 22.5 GB in bf16. FSDP gathers
+# a complete layer before it is used, on every rank.
 #
-# That is one **all-to-all** each way: every rank sends every other rank a part of its own. All else stays data
-# parallel: each rank has its own samples, and complete attention, router and shared expert.
+# Under **expert parallelism** each of N ranks keeps 1/N of the experts and *tokens* are sent
+# instead: each copy to the rank that has its expert, and the output back.
 
 # %% [markdown]
-# `dist.all_to_all_single(output, input, receive, send)` sends the first `send[0]` rows of `input` to rank 0, the
-# next `send[1]` rows to rank 1, and so on. `receive[i]` says how many rows come from rank i. No rank
-# knows that before: so the counts are sent first, in an all-to-all of equal parts.
+# That is one **all-to-all** each way: every rank sends every other rank a part of its own. All
+# else stays data parallel: each rank has its own samples, and complete attention, router and
+# shared expert.
+
+# %% [markdown]
+# `dist.all_to_all_single(output, input, receive, send)` sends the first `send[0]` rows of `input`
+# to rank 0, the next `send[1]` rows to rank 1, and so on. `receive[i]` says how many rows come
+# from rank i. No rank knows that before: so the counts are sent first, in an all-to-all of equal
+# parts.
 
 # %%
 def counts_then_rows():
@@ -242,8 +255,9 @@ def counts_then_rows():
 labs.launch(counts_then_rows, ranks=2, quiet=True)
 
 # %% [markdown]
-# Let b·s be the tokens of a rank and h the hidden size, with 4-byte numbers. Guess: with k = 2, how many times b·s·h·4 bytes does one of 4 ranks
-# send to other ranks in one layer, forward and backward together, if tokens spread evenly?
+# Let b·s be the tokens of a rank and h the hidden size, with 4-byte numbers. Guess: with k = 2,
+# how many times b·s·h·4 bytes does one of 4 ranks send to other ranks in one layer, forward and
+# backward together, if tokens spread evenly?
 
 # %%
 # A guess, for exercise 9.3
@@ -255,11 +269,11 @@ labs.guess("9.3", "times b·s·h·4 bytes sent in a layer, forward and backward"
 # %% [markdown]
 # ### Exercise 9.3 · Expert parallelism
 #
-# *Difficulty 4 of 5 · 35 minutes · target: outputs and gradients of the complete layer on 2, 3 and 4 ranks; 1/N of the
-# experts on a rank; four all-to-alls of rows a layer*
+# *Difficulty 4 of 5 · 35 minutes · target: outputs and gradients of the complete layer on 2, 3 and
+# 4 ranks; 1/N of the experts on a rank; four all-to-alls of rows a layer*
 #
-# `AllToAll` sends rows forward, and in backward their gradients the same way back. Rank r keeps the r-th of N equal
-# parts of the experts, in memory of its own.
+# `AllToAll` sends rows forward, and in backward their gradients the same way back. Rank r keeps
+# the r-th of N equal parts of the experts, in memory of its own.
 
 # %%
 # Exercise 9.3: rows to other ranks, and their gradients back
@@ -284,38 +298,36 @@ class AllToAll(torch.autograd.Function):
 
 
 # %% [markdown]
-# The copies that arrive are sorted by the rank that sent them, and for each rank by expert. But `Experts` needs all copies of
-# an expert in one block. So they are sorted once more, and the outputs are put back into the order of arrival before they are
-# returned. `theirs[i, j]` below is the number of copies that rank i sends for the j-th of this rank's experts.
+# The layer is the one above with another `compute`, which returns the outputs in the order of
+# `copies`, wherever their experts are. First it needs the counts of all ranks: `theirs[i, j]` is
+# the number of copies that rank i sends for the j-th of this rank's experts.
+
+# %%
+def exchange_counts(counts, group):
+    """counts (experts,) -> counts and theirs, each (ranks, experts of a rank)."""
+    ranks, theirs = dist.get_world_size(group), torch.empty_like(counts)
+    dist.all_to_all_single(theirs, counts, group=group)
+    return counts.view(ranks, -1), theirs.view(ranks, -1)
+
+
+# %% [markdown]
+# The copies that arrive are sorted by the rank that sent them, and for each rank by expert. But
+# `Experts` needs all copies of an expert in one block. So they are sorted once more, and the
+# outputs are put back into the order of arrival before they are returned.
 
 # %%
 # Exercise 9.3, continued: this rank's experts compute what all ranks send
-class ExpertParallelLayer(nn.Module):
+class ExpertParallelLayer(ExpertLayer):
     def __init__(self, layer, group):
-        super().__init__()
-        self.k, self.router, self.group = layer.k, layer.router, group
-        self.shared_experts = layer.shared_experts
+        super().__init__(layer)
+        self.group, ranks, rank = group, dist.get_world_size(group), dist.get_rank(group)
         ### BEGIN SOLUTION
-        ranks, rank = dist.get_world_size(group), dist.get_rank(group)
         gate_up, down = layer.experts.gate_up.detach(), layer.experts.down.detach()
         self.experts = Experts(gate_up.chunk(ranks)[rank].clone(), down.chunk(ranks)[rank].clone())
         ### END SOLUTION
 
-    def forward(self, x):
-        tokens, experts = x.flatten(0, -2), self.router.out_features
-        weights, chosen = route(self.router(tokens), self.k)
-        copies, counts, order = dispatch(tokens, chosen, experts)
-        outputs = self.compute(copies, counts)
-        result = combine(outputs, order, weights).view_as(x)
-        shared = self.shared_experts
-        return result if shared is None else result + shared(x)
-
     def compute(self, copies, counts):
-        """Outputs of the experts, wherever they are, in the order of `copies`."""
-        ranks = dist.get_world_size(self.group)
-        theirs = torch.empty_like(counts)
-        dist.all_to_all_single(theirs, counts, group=self.group)
-        counts, theirs = counts.view(ranks, -1), theirs.view(ranks, -1)
+        counts, theirs = exchange_counts(counts, self.group)
         ### BEGIN SOLUTION
         send, receive = counts.sum(1).tolist(), theirs.sum(1).tolist()
         arrived = AllToAll.apply(copies, receive, send, self.group)
@@ -332,11 +344,12 @@ lab.check_expert_parallel(AllToAll, ExpertParallelLayer)
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# `copies` is sorted by expert, so also by the rank that has the expert: it can be sent as it is. Row r of `counts` has the
-# counts for rank r's experts.
+# `copies` is sorted by expert, so also by the rank that has the expert: it can be sent as it is.
+# Row r of `counts` has the counts for rank r's experts.
 #
-# For the second sort: write down, for each row that arrives, the number of its expert, 0, 1, … on this rank. These numbers repeat
-# for each rank, as often as `theirs` says. `argsort(stable=True)` of them is the order, and its `argsort()` the way back.
+# For the second sort: write down, for each row that arrives, the number of its expert, 0, 1, … on
+# this rank. These numbers repeat for each rank, as often as `theirs` says. `argsort(stable=True)`
+# of them is the order, and its `argsort()` the way back.
 #
 # Splits are lists of ints. A rank may send or receive no row, and takes part all the same.
 #
@@ -346,8 +359,28 @@ lab.check_expert_parallel(AllToAll, ExpertParallelLayer)
 lab.show_bytes(ExpertParallelLayer)
 
 # %% [markdown]
-# **Notice:** each of the four all-to-alls sends about k·b·s·h·(N − 1)/N elements, because of N equal parts a rank keeps
-# one. The counts are a few bytes, but a rank must wait for them: without them it cannot allocate the output.
+# **Notice:** each of the four all-to-alls of rows sends about k·b·s·h·(N − 1)/N elements: with
+# experts on N ranks, a rank keeps about 1/N of its copies. The counts are a few bytes, but a rank
+# must wait for them: without them it cannot allocate the output.
+
+# %% [markdown]
+# PyTorch has this function, too, under a name that begins with `_`, so it may change. torchtitan
+# uses it, and the check accepts it in place of `AllToAll`. Below it sends the rows of
+# `counts_then_rows`. Each rank multiplies what arrives by 1 + rank, so a row's gradient says to
+# which rank it was sent.
+
+# %%
+def torchs_all_to_all():
+    from torch.distributed._functional_collectives import all_to_all_single_autograd
+    rank = dist.get_rank()
+    send, receive = [[1, 3], [2, 0]][rank], [[1, 2], [3, 0]][rank]
+    rows = (torch.arange(sum(send)) + 10.0 * rank).requires_grad_()
+    arrived = all_to_all_single_autograd(rows, receive, send, dist.group.WORLD)
+    ((1 + rank) * arrived).sum().backward()
+    return {"rows": arrived.tolist(), "gradients": rows.grad.tolist()}
+
+
+labs.launch(torchs_all_to_all, ranks=2, quiet=True)
 
 # %% [markdown]
 # ## Gradients of experts and of the rest
