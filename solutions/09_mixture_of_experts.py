@@ -72,12 +72,12 @@ labs.guess("9.1", "% of DeepSeek-V3's parameters that a token uses", my_guess)
 # Exercise 9.1: all parameters, and those that a token uses
 def count_parameters(model, experts, k):
     ### BEGIN SOLUTION
-    total = active = 0
+    total = chosen = 0  # parameters; those of the experts that the router chooses among
     for name, parameter in model.named_parameters():
-        count = parameter.numel()
-        total += count
-        active += count * k // experts if ".experts." in name else count
-    return total, active
+        total += parameter.numel()
+        if ".experts." in name:
+            chosen += parameter.numel()
+    return total, total - chosen + chosen * k // experts
     ### END SOLUTION
 
 
