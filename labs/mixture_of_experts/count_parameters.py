@@ -29,6 +29,7 @@ from labs.training.known_models import MIXTURES
 
 DENSE = "Llama-3-70B"  # beside which the mixtures are drawn
 SEQUENCE = 4096  # tokens, of the FLOPs that 6 for each parameter leaves out
+_NUMBERS = ("all parameters", "active parameters")
 _CHOSEN = "A token uses k of the experts: this share of all parameters with `.experts.` in their " \
           "names, and all parameters without it."
 
@@ -82,14 +83,13 @@ def check_count_parameters(count_parameters: Callable):
 def _judge(count_parameters, case) -> None:
     # Invariant: both numbers are exact. The total comes first: an active count that is too large
     # because of what is no parameter should be named as that.
-    names = ("all parameters", "active parameters")
-    found = require_numbers(count_parameters(case.model, case.experts, case.k), names,
+    found = require_numbers(count_parameters(case.model, case.experts, case.k), _NUMBERS,
                             f"{case.name}: count_parameters")
     if [*found] == [case.active, case.total] != [case.total, case.active]:
         raise Wrong(f"{case.name}: the active parameters come first",
                     "Return all parameters, then the active ones.", code="swapped")
     for got, want, causes, name in zip(found, (case.total, case.active),
-                                       (_total_causes(case), _active_causes(case)), names,
+                                       (_total_causes(case), _active_causes(case)), _NUMBERS,
                                        strict=True):
         judge_number(got, want, causes, f"{case.name}, {case.k} of {case.experts} experts: {name}",
                      "parameters", _CHOSEN, rel_tol=1e-13)
@@ -250,7 +250,8 @@ def show_parameters(count_parameters: Callable) -> Picture:
     names = (*MIXTURES, DENSE)
     shapes = {name: shape_named(name) for name in names}
     # a dense model has one MLP in a layer, which every token uses
-    found = [count_parameters(on_meta(name), shape.experts or 1, shape.active_experts or 1)
+    found = [require_numbers(count_parameters(on_meta(name), shape.experts or 1,
+                                              shape.active_experts or 1), _NUMBERS, name)
              for name, shape in shapes.items()]
     totals, active = ([row[column] for row in found] for column in (0, 1))
     states = recipe_of("bf16 policy")
@@ -275,7 +276,8 @@ def _left_out(shape, each) -> str:
     products = six_nd(active_count(shape), 1)
     attention = attention_flops(shape.layers, shape.query, SEQUENCE) / products
     words = six_nd(shape.vocabulary * shape.hidden, 1) / products
-    return (f"States: {each:g} bytes a parameter, for it, its gradient and AdamW. FLOPs: 6 for each "
-            "active parameter, forward and backward. Of DeepSeek-V3 that leaves out attention's "
-            f"scores, {100 * attention:.0f} % more with {SEQUENCE:,} tokens (half of it if causal), and "
-            f"counts the embedding, {100 * words:.1f} %, which is looked up and not multiplied.")
+    return (f"States: {each:g} bytes a parameter, for it, its gradient and AdamW. FLOPs: 6 for "
+            "each active parameter, forward and backward. Of DeepSeek-V3 that leaves out "
+            f"attention's scores, {100 * attention:.0f} % more with {SEQUENCE:,} tokens (half of "
+            f"it if causal), and counts the embedding, {100 * words:.1f} %, which is looked up "
+            "and not multiplied.")

@@ -271,8 +271,8 @@ def block_size(shape: Shape, block: int | None = None) -> int:
     index; None: a block with experts if the model has one.
 
     Attention has matrices of h·q, h·k, h·k and q·h, where q and k are the widths of all query and
-    of all key heads; latent attention has those of `Shape.latent`. GPT-2's feed-forward part has two
-    matrices of h·f; SwiGLU has three. A block of E experts of width f has a router of h·E and E
+    of all key heads; latent attention has those of `Shape.latent`. GPT-2's feed-forward part has
+    two matrices of h·f; SwiGLU has three. A block of E experts of width f has a router of h·E and E
     such parts, and one more as wide as its shared experts.
     """
     h, q, k = shape.hidden, shape.query, shape.key
