@@ -185,3 +185,13 @@ def test_the_picture_says_what_it_shows():
 def test_the_picture_of_a_wrong_answer_is_a_verdict():
     found = lab.show_parameters(lambda model, experts, k: None)
     assert isinstance(found, Verdict) and found.passed is False
+
+
+def test_the_notebooks_numbers():
+    total, active = KNOWN["DeepSeek-V3"]
+    assert round(100 * active / total, 1) == 5.6 and round(active / 1e9) == 38
+    assert round(16 * total / 80e9) == 134 and round(16 * total / 1e12, 1) == 10.7
+    assert 0.5 < active / right(lab.on_meta("Llama-3-70B"), 1, 1)[1] < 0.55
+    config = hf_configs.config("DeepSeek-V3")
+    assert (config.num_hidden_layers - config.first_k_dense_replace, config.num_hidden_layers,
+            config.num_experts_per_tok, config.n_shared_experts) == (58, 61, 8, 1)
