@@ -39,7 +39,7 @@ labs.warm_up()
 # ## Parameters that a token does not use
 #
 # DeepSeek-V3 has 671 billion parameters. A dense model of that size needs 6 · 671 billion FLOPs for
-# each token. But 58 of its 61 layers have 256 MLPs instead of one, the **experts**. A small linear
+# each token. But 58 of its 61 layers have 256 MLPs instead of one, the **experts**. A linear
 # layer, the **router**, chooses 8 of them for each token. One more, the **shared expert**, is used by
 # all tokens.
 #
