@@ -34,7 +34,7 @@ _CHOSEN = "A token uses k of the experts: this share of all parameters with `.ex
           "names, and all parameters without it."
 
 
-@functools.cache  # with transformers 4, DeepSeek-V3's 45,000 modules take half a minute
+@functools.cache  # with transformers 4, DeepSeek-V3's 45,000 modules take a minute
 def on_meta(name: str) -> nn.Module:
     """The model with this name, with shapes and no memory: the same one at each call. Raises
     ValueError where none has this name."""

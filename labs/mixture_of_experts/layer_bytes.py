@@ -221,7 +221,8 @@ class Received:
 def measured_layer(ranks: int = RANKS) -> dict[int, Received]:
     """Expert-parallel size -> bytes that rank 0 receives of a small layer, forward and backward:
     real FSDP2 over the replicas, and real all-to-alls."""
-    return launch(_received_by_size, ranks=ranks, quiet=True)[0]
+    with devices.send_recv_device(ranks):  # the bytes are the same on a CPU
+        return launch(_received_by_size, ranks=ranks, quiet=True)[0]
 
 
 def _received_by_size() -> dict[int, Received]:
