@@ -39,18 +39,20 @@ labs.warm_up()
 # ## Parameters that a token does not use
 #
 # DeepSeek-V3 has 671 billion parameters. A dense model of that size needs 6 · 671 billion FLOPs for
-# each token. In DeepSeek-V3 most layers have 256 MLPs instead of one, the **experts**. A small linear layer, the
-# **router**, chooses 8 of them for each token. One more, the **shared expert**, is used by all tokens.
+# each token. But 58 of its 61 layers have 256 MLPs instead of one, the **experts**. A linear
+# layer, the **router**, chooses 8 of them for each token. One more, the **shared expert**, is used by
+# all tokens.
 #
-# The models below have shapes and no memory, so they can be counted exactly. These are the parameters of one layer:
+# The model below has shapes and no memory, so it can be counted. In a layer, after attention:
 
 # %%
 model = lab.on_meta("DeepSeek-V3")
 {name: list(p.shape) for name, p in model.model.layers[5].mlp.named_parameters()}
 
 # %% [markdown]
-# `gate_up_proj` has the matrices of all 256 experts; its first dimension is the expert. Guess: what
-# percentage of DeepSeek-V3's parameters does one token use?
+# `experts.gate_up_proj` has the matrices of all 256 experts; its first dimension is the expert. (In
+# transformers 4 each expert has matrices of its own.) `gate` is the router. Guess: what percentage
+# of DeepSeek-V3's parameters does one token use?
 
 # %%
 # A guess, for exercise 9.1
@@ -65,19 +67,20 @@ labs.guess("9.1", "% of DeepSeek-V3's parameters that a token uses", my_guess)
 # *Difficulty 1 of 5 · 10 minutes · target: exact for Mixtral-8x7B, Qwen3-30B-A3B and DeepSeek-V3*
 #
 # `count_parameters(model, experts, k)` returns two numbers: all parameters, and the **active** ones,
-# which a token uses. It uses k of the `experts` in each expert layer, and everything else. Parameters of the chosen experts
-# have `.experts.` in their names, those of a shared expert `.shared_experts.`.
+# which a token uses: k of the `experts` in each expert layer, and everything else. Parameters of the
+# experts among which the router chooses have `.experts.` in their names, those of a shared expert
+# `.shared_experts.`.
 
 # %%
 # Exercise 9.1: all parameters, and those that a token uses
 def count_parameters(model, experts, k):
     ### BEGIN SOLUTION
-    total = active = 0
+    total = chosen = 0  # parameters; those of the experts that the router chooses among
     for name, parameter in model.named_parameters():
-        count = parameter.numel()
-        total += count
-        active += count * k // experts if ".experts." in name else count
-    return total, active
+        total += parameter.numel()
+        if ".experts." in name:
+            chosen += parameter.numel()
+    return total, total - chosen + chosen * k // experts
     ### END SOLUTION
 
 
@@ -88,8 +91,9 @@ lab.check_count_parameters(count_parameters)
 lab.show_parameters(count_parameters)
 
 # %% [markdown]
-# **Notice:** DeepSeek-V3 computes for a token about as much as a dense model of 38 billion parameters. But all
-# 671 billion need memory, with their gradients and optimizer states.
+# **Notice:** DeepSeek-V3's matrices compute for a token about as much as a dense model of 38 billion
+# parameters, half as much as Llama-3-70B. But all 671 billion need memory, with their gradients and
+# optimizer states: 10.7 TB, which are the states of 134 GPUs of 80 GB with nothing else on them.
 
 # %% [markdown]
 # ## Router, dispatch and combine
@@ -733,17 +737,20 @@ lab.show_dual_pipe()
 # %% [markdown]
 # ## Send tokens or gather parameters
 #
-# FSDP without expert parallelism also trains a mixture: it gathers all experts of a layer on every rank, twice in a step, and
-# reduce-scatters their gradients. With EP a rank gathers 1/EP of them, but sends tokens. Which is less?
+# FSDP without expert parallelism also trains a mixture: it gathers all experts of a layer on every
+# rank, twice in a step, and reduce-scatters their gradients. For a layer of Mixtral a rank receives
+# 8.3 GB then, for one of DeepSeek-V3 66.6 GB. With EP it gathers 1/EP of that, but sends tokens.
+# Which is less?
 
 # %% [markdown]
 # ### Exercise 9.9 · Bytes of a layer
 #
-# *Difficulty 2 of 5 · 15 minutes · target: exact for three models, all group sizes, any number of tokens*
+# *Difficulty 2 of 5 · 15 minutes · target: exact for three models and all group sizes*
 #
-# Return the bytes that one rank *receives* for one layer and step, with one micro-batch of `tokens` tokens, all numbers in 2 bytes: of
-# expert parameters and their gradients (FSDP over the `ranks // expert` replicas; all-gather in forward and in backward,
-# reduce-scatter) and of rows (spread evenly). `parameters` are those of all experts of the layer.
+# Return the bytes that one rank *receives* from others for one layer and one micro-batch of `tokens`
+# tokens, all numbers in 2 bytes: of expert parameters and gradients (FSDP over the
+# `ranks // expert` replicas: all-gather in forward and in backward, reduce-scatter), and of rows
+# (spread evenly). `parameters` are those of all experts of the layer; `expert` is EP.
 
 # %%
 # Exercise 9.9: (bytes of parameters and gradients, bytes of rows)
@@ -760,18 +767,29 @@ def layer_bytes(parameters, hidden, k, tokens, ranks, expert):
 # %%
 lab.check_layer_bytes(layer_bytes)
 
+# %% [markdown]
+# Is that what PyTorch sends? A small layer with real FSDP2 and all-to-alls, on 8 ranks:
+
+# %%
+lab.show_measured_bytes(layer_bytes)
+
 # %%
 lab.show_layer_bytes(layer_bytes)
 
 # %% [markdown]
-# **Notice:** gathering costs the same for any number of tokens, sending is proportional to it. With few tokens a rank, or many
-# experts, sending is less. So Mixtral can be trained with FSDP alone, and DeepSeek-V3 cannot.
+# **Notice:** gathering costs the same for any number of tokens, sending is proportional to it. All
+# group sizes of a model meet in one point, where 6 bytes of each parameter are 8·k·hidden bytes of
+# each token. A micro-batch has a few thousand tokens, so sending is less for all three models. But
+# bytes are not seconds: FSDP overlaps what it gathers, and an all-to-all is exposed.
 
 # %% [markdown]
 # ## What will it take
 #
-# The planner counts what this notebook has measured: experts of a rank, copies that are kept for backward, four all-to-alls a layer, and the
-# host. `plan.expert` is EP. Guess: how many seconds does a step of 4 million tokens of DeepSeek-V3 take on 2,048 H100s?
+# The planner counts what this notebook has measured: experts of a rank, copies that are kept for
+# backward, four all-to-alls a layer (six if forward is recomputed), and the host. The rule of
+# notebook 07b stays as it is: of the plans that fit, the fastest. It has one size more to choose,
+# `plan.expert`, which is EP. Guess: how many seconds does a step of 4 million tokens of DeepSeek-V3
+# take on 2,048 H100s?
 
 # %%
 # A guess, for the table below
@@ -783,8 +801,21 @@ labs.guess("9.9b", "seconds of a step of DeepSeek-V3 on 2,048 H100s", my_guess)
 # %%
 lab.show_plans()
 
+# %% [markdown]
+# **Notice:** Mixtral and Qwen3-30B-A3B are about as fast without expert parallelism: their experts
+# are gathered while a rank computes, or once for all micro-batches of a pipeline. The differences
+# are smaller than the intervals. DeepSeek-V3 takes about four times as long without, because
+# gathering its experts takes longer than all products.
+#
+# How far can such numbers be trusted? These are runs that others have published:
+
 # %%
 lab.show_published_runs()
+
+# %% [markdown]
+# **Notice:** memory can be trusted, seconds of a new code base cannot. The planner finds DeepSeek's
+# plan too slow, because it knows neither DualPipe nor FP8: half of its step is all-to-alls that
+# DeepSeek hides.
 
 # %% [markdown]
 # ## A script of your own

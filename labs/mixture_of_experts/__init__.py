@@ -28,7 +28,11 @@ if TYPE_CHECKING:
     )
     from labs.mixture_of_experts.dual_pipe import show_dual_pipe
     from labs.mixture_of_experts.expert_fsdp import check_expert_fsdp, show_memory, show_trace
-    from labs.mixture_of_experts.layer_bytes import check_layer_bytes, show_layer_bytes
+    from labs.mixture_of_experts.layer_bytes import (
+        check_layer_bytes,
+        show_layer_bytes,
+        show_measured_bytes,
+    )
     from labs.mixture_of_experts.plans import show_plans, show_published_runs
     from labs.mixture_of_experts.within_capacity import check_within_capacity, show_dropped
     # isort: split
