@@ -21,7 +21,6 @@ from labs.mixture_of_experts.trained_routers import (
     train_mixtures,
 )
 from labs.pictures import marks, palette
-from labs.pictures.bars import Bar, bars
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.workers import devices
 from labs.workers.launcher import launch
@@ -77,17 +76,32 @@ def show_micro_batches(auxiliary_loss: Callable) -> Picture:
     each = [_value(auxiliary_loss, part, run) for part in logits]
     whole = _value(auxiliary_loss, logits.flatten(0, 1), run)
     summed = launch(_with_all_counts, logits, run.bias, ranks=RANKS, quiet=True)[0]
-    rows = [Bar(f"micro-batch {number}", value - 1, colour=palette.PLAIN)
-            for number, value in enumerate(each, 1)]
-    rows += [Bar("mean of the 8", mean(each) - 1, colour=palette.RUNS[1]),
-             Bar("counts of all ranks first", summed - 1, colour=palette.RUNS[2]),
-             Bar("one batch of all 8", whole - 1, colour=palette.RUNS[2])]
+    rows = {"8 micro-batches": each, "their mean": [mean(each)],
+            "counts of all ranks first": [summed], "one batch of all 8": [whole]}
     lesson = (f"Mean of 8 micro-batches {mean(each):.3f}, the batch of all {whole:.3f}, with all "
               f"counts summed first {summed:.3f}")
-    return bars(rows, "", "auxiliary loss above 1, its value for equal shares", lesson=lesson,
-                note=f"{logits.shape[1]} tokens of text in each. “Counts of all ranks first”: "
-                     f"{RANKS} ranks with {MICRO_BATCHES // RANKS} micro-batches each all-reduce "
-                     "their counts, and use their own P.")
+    note = (f"{logits.shape[1]} tokens of text in each. “Counts of all ranks first”: {RANKS} ranks "
+            f"with {MICRO_BATCHES // RANKS} micro-batches each all-reduce their counts, and each "
+            "micro-batch has its own P.")
+    figure, ax = canvas(WIDTH, 2.4 + marks.HEADLINE + 2 * marks.NOTE_LINE)
+    marks.headline(figure, lesson)
+    for place, (values, colour) in enumerate(zip(rows.values(), (
+            palette.MUTED, *palette.RUNS[1:3], palette.RUNS[2]), strict=True)):
+        ax.plot(values, [place] * len(values), "o", color=colour, markersize=8, alpha=0.8)
+        if len(values) == 1:
+            ax.annotate(f"{values[0]:.3f}", (values[0], place), xytext=(9, 0),
+                        textcoords="offset points", va="center", fontsize=10)
+    marks.name_rows(ax, list(rows))
+    ax.axvline(1.0, color=palette.PREDICTED, linestyle=(0, (4, 3)), linewidth=1.1)
+    ax.set_xlabel("auxiliary loss; 1 for equal shares")
+    ax.grid(axis="x", color=palette.GRID)
+    ax.set_axisbelow(True)
+    marks.note_below(figure, note)
+    words = [f"{name}: " + ", ".join(f"{value:.3f}" for value in values)
+             for name, values in rows.items()]
+    return Picture(figure, "\n".join([lesson, "auxiliary loss, 1 for equal shares", *words, note]),
+                   data=rows, metrics=[Metric(f"auxiliary loss, {name}", values[0], "")
+                                       for name, values in rows.items() if len(values) == 1])
 
 
 def _value(auxiliary_loss, logits, run: Run) -> float:

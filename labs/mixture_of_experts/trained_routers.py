@@ -86,8 +86,8 @@ def chosen_by_routers() -> dict[str, torch.Tensor]:
         return balance_rules.route_with_bias(logits, bias, K)[1]
 
     return {"untrained": choose(runs[NONE].untrained),
-            "trained, no balance": choose(runs[NONE].trained),
-            "trained, bias": choose(runs[BIAS].trained, runs[BIAS].bias)}
+            "trained without balance": choose(runs[NONE].trained),
+            "trained with a bias": choose(runs[BIAS].trained, runs[BIAS].bias)}
 
 
 def _train(names, auxiliary_loss, route_with_bias, new_bias) -> Run:

@@ -210,7 +210,7 @@ def show_dropped(within_capacity: Callable) -> Picture:
                  for name, chosen in chosen_by_routers().items()}
     at_one = {name: shares[1.0] for name, shares in by_router.items()}
     lesson = "Dropped at a factor of 1: " + ", ".join(
-        f"{name} {share:.0%}" for name, share in at_one.items())
+        f"{share:.0%} {name}" for name, share in at_one.items())
     figure, ax = canvas(WIDTH, 3.4 + marks.HEADLINE)
     marks.headline(figure, lesson)
     for number, (name, shares) in enumerate(by_router.items()):
