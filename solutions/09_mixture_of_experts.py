@@ -538,12 +538,12 @@ def auxiliary_loss(logits, chosen):
 
 # %% [markdown]
 # **Without a loss** *([DeepSeek-V3](https://arxiv.org/abs/2412.19437), section 2.1.2)*: each expert has a bias. It is added to the
-# probabilities when the k experts are chosen, and only then: the weights come from the probabilities alone. The bias gets no gradient.
+# probabilities to choose the k experts, and for nothing else: the weights come from the probabilities alone. The bias gets no gradient.
 # After each step it grows by `speed` for each expert with fewer copies than the mean, and
 # shrinks by it for each with more.
 #
-# DeepSeek-V3 takes a sigmoid of each logit. We keep softmax. `route_with_bias` returns what `route` returns. `new_bias`
-# returns another tensor; a count that equals the mean changes nothing.
+# DeepSeek-V3 takes a sigmoid of each logit. We keep softmax. `route_with_bias` returns what `route` returns, `new_bias`
+# another tensor.
 
 # %%
 # Exercise 9.6, continued: balance by a bias
