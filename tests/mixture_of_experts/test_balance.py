@@ -183,7 +183,8 @@ class Route:
         return (weights / weights.sum(1, keepdim=True)).to(logits.dtype), chosen
 
     def bias_in_softmax(logits, bias, k):
-        return solution.route((logits + bias).to(logits.dtype), k)
+        weights, chosen = solution.route(logits + bias, k)
+        return weights.to(logits.dtype), chosen
 
     def detached(logits, bias, k):
         weights, chosen = ROUTE(logits, bias, k)
