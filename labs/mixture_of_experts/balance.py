@@ -34,7 +34,7 @@ _RETURNED = "weights", "chosen"
 
 @check("9.6")
 def check_balance(auxiliary_loss: Callable, route_with_bias: Callable, new_bias: Callable):
-    """The three functions for drawn logits, choices, biases and counts: values and gradients."""
+    """The three functions for random logits, choices, biases and counts: values and gradients."""
     require_signature(auxiliary_loss, ("logits", "chosen"))
     require_signature(route_with_bias, ("logits", "bias", "k"))
     require_signature(new_bias, ("bias", "counts", "speed"))
@@ -268,11 +268,11 @@ def bias_cases(rng, generator) -> list[BiasCase]:
     is far above rounding."""
     speed = rng.uniform(0.05, 0.2)
     mean = rng.randint(20, 40)
-    drawn = torch.tensor([rng.randint(1, 60) for _ in range(7)] + [61])
+    counts = torch.tensor([rng.randint(1, 60) for _ in range(7)] + [61])
     at_mean = torch.tensor([0, mean, 2 * mean + 3, mean, mean - 3, mean])
     # a mean that is no whole number, and a median on the other side of it than a count
     uneven = torch.tensor([mean, mean, mean + 1, 0, 9 * mean, mean + 1, 0, 3 * mean])
-    cases = [("drawn counts", drawn), ("counts equal to the mean", at_mean),
+    cases = [("random counts", counts), ("counts equal to the mean", at_mean),
              ("experts without a copy", uneven),
              ("a mean between two counts", torch.tensor([mean, mean, mean + 1])),
              ("equal counts", torch.full((5,), mean))]

@@ -86,7 +86,7 @@ def show_micro_batches(auxiliary_loss: Callable) -> Picture:
     figure, ax = canvas(WIDTH, 2.4 + marks.HEADLINE + 2 * marks.NOTE_LINE)
     marks.headline(figure, lesson)
     for place, (values, colour) in enumerate(zip(rows.values(), (
-            palette.MUTED, *palette.RUNS[1:3], palette.RUNS[2]), strict=True)):
+            palette.MUTED, palette.INK, *[palette.RUNS[2]] * 2), strict=True)):
         ax.plot(values, [place] * len(values), "o", color=colour, markersize=8, alpha=0.8)
         if len(values) == 1:
             ax.annotate(f"{values[0]:.3f}", (values[0], place), xytext=(9, 0),

@@ -125,9 +125,9 @@ RULES = [
 
 @check("9.7")
 def check_within_capacity(within_capacity: Callable):
-    """within_capacity(chosen, experts, capacity): which copies are kept, for drawn choices."""
+    """within_capacity(chosen, experts, capacity): which copies are kept, for random choices."""
     require_signature(within_capacity, NAMES)
-    cases = drawn_cases()
+    cases = random_cases()
     kept = UnchangedInputs("within_capacity", chosen=[case.chosen for case in cases])
     answers = [_require_mask(within_capacity(case.chosen, case.experts, case.capacity), case)
                for case in cases]
@@ -169,8 +169,8 @@ def _judge_counts(case, answer, want):
                 code="not_the_first")
 
 
-def drawn_cases() -> list[Case]:
-    """Choices that are drawn at every call. In each some copies are dropped and some are not,
+def random_cases() -> list[Case]:
+    """Other random choices at every call. In each some copies are dropped and some are not,
     except where the name says otherwise."""
     rng = new_generator()
     generator = torch.Generator().manual_seed(rng.getrandbits(62))
@@ -213,9 +213,11 @@ def show_dropped(within_capacity: Callable) -> Picture:
         f"{share:.0%} {name}" for name, share in at_one.items())
     figure, ax = canvas(WIDTH, 3.4 + marks.HEADLINE)
     marks.headline(figure, lesson)
-    for number, (name, shares) in enumerate(by_router.items()):
+    # as in show_balance: RUNS[1] without balance, RUNS[3] with a bias
+    colours = (palette.MUTED, palette.RUNS[1], palette.RUNS[3])
+    for colour, (name, shares) in zip(colours, by_router.items(), strict=True):
         ax.plot(list(shares), [100 * share for share in shares.values()], "o-", markersize=3.5,
-                linewidth=1.8, color=palette.RUNS[number + 1], label=name)
+                linewidth=1.8, color=colour, label=name)
     ax.axvline(1.0, color=palette.MUTED, linestyle=(0, (4, 3)), linewidth=1.1, zorder=0.5)
     ax.set_xlabel("capacity factor")
     ax.set_ylabel("dropped copies, %")
