@@ -547,8 +547,9 @@ lab.check_name_fault(name_fault)
 # %% [markdown]
 # ## Balance
 #
-# All ranks wait for the one with the most copies, twice in each layer. Here an expert takes 20 µs for a copy, and the router has
-# not been trained. Guess: by what factor is the step slower than with equal counts, on 4 ranks?
+# In each layer all ranks wait for the one with the most copies, in forward and in backward. Below, 4 ranks have
+# two of 8 experts each, a copy takes 20 µs, and the router has not been trained. Guess: by what factor is the layer slower than with
+# equal counts?
 
 # %%
 # A guess, for the picture below
@@ -558,31 +559,28 @@ my_guess = 1.5
 labs.guess("9.6b", "times slower than with equal counts", my_guess)
 
 # %%
-lab.show_slowest_rank(ExpertParallelLayer)
+lab.show_slowest_rank()
 
 # %% [markdown]
-# **Notice:** the factor is the largest count divided by the mean, whatever the other ranks do. Training makes it worse: an
-# expert that gets more tokens learns more, so the router prefers it. Two remedies are in use.
+# **Notice:** the factor is the largest count of a rank divided by the mean, whatever the other ranks do. Training makes it
+# worse: an expert that gets more tokens learns more, so the router prefers it. Two remedies are in use.
+
+# %% [markdown]
+# An **auxiliary loss** *([Switch Transformer](https://arxiv.org/abs/2101.03961), section 2.2)*, multiplied by a small coefficient, is added to the
+# language model's loss. It is E · Σ fᵢ · Pᵢ, summed over the E experts. fᵢ is expert i's share of all copies, Pᵢ its mean probability.
+# Equal shares give 1. Only P has a gradient.
 #
-# An **auxiliary loss** *([Switch Transformer](https://arxiv.org/abs/2101.03961), section 2.2)*: E · Σ fᵢ · Pᵢ, summed over
-# the E experts. fᵢ is expert i's share of all copies, Pᵢ its mean probability. Equal shares give 1. Only P has a gradient.
-
-# %% [markdown]
-# **Without a loss** *([DeepSeek-V3](https://arxiv.org/abs/2412.19437), section 2.1.2)*: each expert has a bias. It is added to the
-# probabilities when the k experts are chosen, and only then: the weights come from the probabilities alone. No gradient
-# touches the bias. After each step it grows by a fixed `speed` for each expert with fewer copies than the mean, and
-# shrinks by it for each with more.
+# Hugging Face's `load_balancing_loss_func` counts k copies for each token and divides by tokens. So it is k times ours.
 
 # %% [markdown]
 # ### Exercise 9.6 · Two ways to balance
 #
 # *Difficulty 2 of 5 · 20 minutes · target: values and gradients of the papers' formulas, for any k*
 #
-# All tensors are of one micro-batch. `route_with_bias` returns weights and chosen experts as `route` does. `new_bias` returns
-# another tensor and keeps the old one.
+# All tensors are of one micro-batch. `chosen` may come from a router with a bias. Compute softmax in fp32.
 
 # %%
-# Exercise 9.6: by a loss, and by a bias
+# Exercise 9.6: balance by a loss
 def auxiliary_loss(logits, chosen):
     """logits (tokens, experts), chosen (tokens, k) -> E · Σ f · P, which has a gradient."""
     ### BEGIN SOLUTION
@@ -592,7 +590,19 @@ def auxiliary_loss(logits, chosen):
     ### END SOLUTION
 
 
+# %% [markdown]
+# **Without a loss** *([DeepSeek-V3](https://arxiv.org/abs/2412.19437), section 2.1.2)*: each expert has a bias. It is added to the
+# probabilities to choose the k experts, and for nothing else: the weights come from the probabilities alone. The bias gets no gradient.
+# After each step it grows by `speed` for each expert with fewer copies than the mean, and
+# shrinks by it for each with more.
+#
+# DeepSeek-V3 takes a sigmoid of each logit. We keep softmax. `route_with_bias` returns what `route` returns, `new_bias`
+# another tensor.
+
+# %%
+# Exercise 9.6, continued: balance by a bias
 def route_with_bias(logits, bias, k):
+    """logits (tokens, experts), bias (experts,) -> weights, chosen experts, (tokens, k) each."""
     ### BEGIN SOLUTION
     probabilities = logits.softmax(-1, dtype=torch.float32)
     chosen = (probabilities + bias).topk(k).indices
@@ -602,6 +612,7 @@ def route_with_bias(logits, bias, k):
 
 
 def new_bias(bias, counts, speed):
+    """bias, counts (experts,) -> the bias of the next step."""
     ### BEGIN SOLUTION
     counts = counts.float()
     return bias + speed * torch.sign(counts.mean() - counts)
@@ -611,31 +622,34 @@ def new_bias(bias, counts, speed):
 # %%
 lab.check_balance(auxiliary_loss, route_with_bias, new_bias)
 
+# %% [markdown]
+# Now the same small mixture is trained three times on the same text, with your functions:
+
 # %%
 lab.show_balance(auxiliary_loss, route_with_bias, new_bias)
 
 # %% [markdown]
-# **Notice:** without either, the largest count stays far above the mean. Both remedies bring it down. The bias has no gradient that
-# competes with the language model's loss.
+# **Notice:** without either, training makes the counts more uneven than they were at the first step. Both remedies bring them
+# near the mean. The bias acts at once, the auxiliary loss only after some tens of steps.
+#
+# In so short a training the three losses of the language model are alike. In a long one the coefficient matters: its gradient competes with the language model's,
+# and the bias has none.
 
 # %% [markdown]
 # The auxiliary loss is a product of two means. So its value for a batch is not the mean of its values for
-# the batch's parts. Here all tokens of the first micro-batch choose expert 0, all of the second expert 1:
+# the batch's parts. If all tokens of one micro-batch choose expert 0, and all of another expert 1 of two, each micro-batch has a loss of almost 2, and the batch of both of 1.
+#
+# Here the router that was trained with the loss reads 8 micro-batches:
 
 # %%
-first, second = torch.tensor([[4.0, 0.0]] * 8), torch.tensor([[0.0, 4.0]] * 8)
-try:
-    parts = [auxiliary_loss(x, x.topk(1).indices).item() for x in (first, second)]
-    whole = torch.cat([first, second])
-    print("mean of two micro-batches:", sum(parts) / 2)
-    print("the batch of both:", auxiliary_loss(whole, whole.topk(1).indices).item())
-except NotImplementedError:
-    print("exercise 9.6 first")
+lab.show_micro_batches(auxiliary_loss)
 
 # %% [markdown]
-# **Notice:** the batch is balanced, and each micro-batch is not. With accumulation, in a pipeline, or on several ranks, the usual
-# code computes the loss of each micro-batch, and forces each sequence to use all experts alike. Summing the *counts* over ranks and
-# micro-batches first gives experts room to specialise *([Qiu et al.](https://arxiv.org/abs/2501.11873))*.
+# **Notice:** the micro-batches look less balanced than the batch is. With accumulation, in a pipeline, or on several ranks, the usual
+# code computes each micro-batch's loss, and so forces every sequence to use all experts alike.
+#
+# If the *counts* are summed over ranks and micro-batches first, the mean of the parts is exact: the loss is linear in P. Experts then have room to
+# specialise *([Qiu et al.](https://arxiv.org/abs/2501.11873))*.
 
 # %% [markdown]
 # ## Capacity
@@ -647,9 +661,11 @@ except NotImplementedError:
 # %% [markdown]
 # ### Exercise 9.7 · Dropped tokens
 #
-# *Difficulty 2 of 5 · 12 minutes · target: exactly the first c copies of each expert, for any k*
+# *Difficulty 2 of 5 · 12 minutes · target: exactly the first c copies of each expert, for any k and c*
 #
-# `within_capacity` returns a tensor of bools, (tokens, k): which copies are kept. A token comes before all later tokens, and its first choice before its second.
+# `within_capacity` returns a tensor of bools, (tokens, k): which copies are kept. All copies of a token come before those of later
+# tokens. (*[GShard](https://arxiv.org/abs/2006.16668)* places all first choices before any second choice. Megatron-LM by default keeps the copies of
+# highest probability.)
 
 # %%
 # Exercise 9.7: which copies an expert takes
@@ -669,8 +685,9 @@ lab.check_within_capacity(within_capacity)
 lab.show_dropped(within_capacity)
 
 # %% [markdown]
-# **Notice:** a factor of 1 drops many copies of an unbalanced router, and few of a balanced one.
-# DeepSeek-V3 drops none (section 2.1.2), because its bias keeps the counts close enough.
+# **Notice:** a factor of 1 drops most copies of the router that was trained without balance, and few of the balanced one. With 2 of 8
+# experts for each token, no factor above 4 can drop any. DeepSeek-V3 drops none (section 2.1.2), because its bias keeps the counts close
+# enough.
 
 # %% [markdown]
 # ## Experts with FSDP
