@@ -46,14 +46,15 @@ def become(user: int) -> None:
 
 
 def run_isolated(shown: list[str], limits: Limits, main: Callable[[], None],
-                 passed_on: tuple[int, ...] = ()) -> None:
+                 passed_on: tuple[int, ...] = (), instead: tuple[str, str] | None = None) -> None:
     """Runs main() as an ordinary user in namespaces of its own, and returns when nothing of it is
-    left. SIGTERM ends it earlier. shown: paths to see. passed_on: descriptors for main() alone."""
+    left. SIGTERM ends it earlier. shown: paths to see; instead: as of
+    `bubblewrap.around_submission`. passed_on: descriptors for main() alone."""
     info, told = os.pipe()
     # A bwrap that is killed while it starts leaves a process behind: what comes now has to wait.
     ended = []
     signal.signal(signal.SIGTERM, lambda *_: ended.append(True))
-    holder = subprocess.Popen(bubblewrap.around_submission(shown, told), pass_fds=[told],
+    holder = subprocess.Popen(bubblewrap.around_submission(shown, told, instead), pass_fds=[told],
                               stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE)  # a submission could write into our log
     os.close(told)

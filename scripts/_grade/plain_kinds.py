@@ -3,6 +3,8 @@
 import dataclasses
 import re
 import sys
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -65,11 +67,19 @@ def identifier(name: Any) -> str:
     return name
 
 
+# Where a class is looked up. The judge imports nothing for a message; what a submission's process
+# gets is the judge's, and names what it may not have imported yet.
+modules: Callable[[str], ModuleType] = sys.modules.__getitem__
+
+
 def class_of(module, name) -> type:
-    """A class that labs has imported already. Nothing is imported for a message."""
+    """A class that labs has imported already."""
     if type(name) is not str or not _is_allowed(module):
         raise Malformed("a class that is not labs'")
-    found = vars(sys.modules[module])[name]
+    try:
+        found = vars(modules(module))[name]
+    except (ImportError, KeyError):
+        raise Malformed(f"{module}.{name}, which is not there") from None
     if not isinstance(found, type) or not is_of_labs(found):
         raise Malformed("a class that is not labs'")
     return found

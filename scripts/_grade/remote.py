@@ -235,6 +235,9 @@ def serve(link: Link, answers: Sequence[Any]) -> None:
             number, arguments, named = link.receive(shared)
         except Ended:
             return
+        except Malformed as error:  # of the judge's: reach.NEEDED lacks a module
+            link.send(pack_exception(error))
+            continue
         link.send(_called(answers[number], arguments, named, shared))
 
 

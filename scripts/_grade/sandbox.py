@@ -17,7 +17,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from _grade import bubblewrap, cgroups, namespaces
+from _grade import bubblewrap, cgroups, namespaces, reach
 from _grade.events import SEPARATOR
 from _grade.files import Unreadable, plain
 from _grade.guard import MARK
@@ -67,8 +67,12 @@ class Sandbox:
         self._lock, self._folder = threading.Lock(), tempfile.TemporaryDirectory(prefix="grade-")
         self._log = open(Path(self._folder.name) / "log", "wb")
         self._control, theirs = socket.socketpair()
-        self._start(theirs, packages)
-        theirs.close()
+        self._of_answers, answers = socket.socketpair()
+        self._copies = Path(self._folder.name, "copies")
+        self._copies.mkdir()
+        self._copies.chmod(0o755)
+        with theirs, answers:
+            self._start(theirs, answers, packages)
         self._control.settimeout(READY)
         try:
             if self._line() != "ready":
@@ -77,19 +81,21 @@ class Sandbox:
             self.close()
             raise
 
-    def _start(self, theirs, packages):
+    def _start(self, theirs, answers, packages):
         """Starts the zygote: behind walls of its own, and not as root."""
         around, files, user, environment = [], [], 0, _environment()
         info, told = os.pipe()
         if self._isolated:
             scripts = str(ROOT / "scripts")
-            around, files = bubblewrap.around_zygote([*self._shown, scripts], told)
+            around, files = bubblewrap.around_zygote([*self._shown, scripts], told,
+                                                     str(self._copies))
             user = 60_000 + os.getpid() % 5_000 if os.geteuid() == 0 else 0
         else:  # it, too, leaves nothing behind
             environment |= {"HOME": self._folder.name, "TMPDIR": self._folder.name}
         self._process = subprocess.Popen(
-            [*around, sys.executable, "-P", "-m", "_grade.zygote", str(theirs.fileno()), str(user),
-             *packages], pass_fds=[theirs.fileno(), *files], stdin=subprocess.DEVNULL,
+            [*around, sys.executable, "-P", "-m", "_grade.zygote", str(theirs.fileno()),
+             str(answers.fileno()), str(user), *packages],
+            pass_fds=[theirs.fileno(), answers.fileno(), *files], stdin=subprocess.DEVNULL,
             stdout=self._log, stderr=self._log, cwd="/", start_new_session=True,
             env=environment | {"PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}"})
         for each in {*files, told}:
@@ -102,6 +108,7 @@ class Sandbox:
     def close(self) -> None:
         """Ends the zygote, and with it all that still runs."""
         self._control.close()
+        self._of_answers.close()
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._first, signal.SIGKILL)
         os.close(self._first)
@@ -124,9 +131,9 @@ class Sandbox:
             found += piece
         return found.decode().strip()
 
-    def _started(self) -> int:
+    def _started(self, control) -> int:
         """The descriptor of the process that the zygote has just forked."""
-        said, descriptors, *_ = socket.recv_fds(self._control, 100, 1)
+        said, descriptors, *_ = socket.recv_fds(control, 100, 1)
         if not descriptors:
             raise RuntimeError(f"the zygote has ended: {self.log()[-2000:]}")
         return descriptors[0]
@@ -170,7 +177,8 @@ class Sandbox:
             verdict, verdict_write = os.pipe()
             stack.callback(os.close, verdict)
             with judges, links, open(verdict_write, "wb"):  # closed here when the forks have them
-                stack.enter_context(self._tree("answer", theirs, limits, "", links.fileno()))
+                stack.enter_context(self._tree("answer", theirs, limits, "", links.fileno(),
+                                               labs=self._copy_of_labs(work["modules"])))
                 judge = stack.enter_context(self._tree(
                     "judge", job, limits, seed, verdict_write, judges.fileno()))
             nothing = os.open("/dev/null", os.O_RDONLY)
@@ -182,6 +190,14 @@ class Sandbox:
             return Graded(BROKEN, "the judge ended before it said anything")
         outcome, sentence, hint = json.loads(said)
         return Graded(outcome, plain(sentence), hint)
+
+    def _copy_of_labs(self, modules: list[str]) -> str:
+        """The folder, for the zygote, of a copy of labs with these modules alone."""
+        name = hashlib.sha256(" ".join(modules).encode()).hexdigest()[:16]
+        with self._lock:
+            if not (self._copies / name).exists():
+                reach.copy(modules, self._copies / name)
+        return f"{bubblewrap.COPIES}/{name}"
 
     def look(self, data: bytes, known: dict) -> dict:
         """What `look.look_through` returns of a file's bytes. known: `look.Known`, as JSON. Raises
@@ -217,12 +233,15 @@ class Sandbox:
             return _listen(process, verdict, alarm, seconds, longest)
 
     @contextlib.contextmanager
-    def _tree(self, role: str, job: bytes, limits, seed: str, *descriptors: int):
+    def _tree(self, role: str, job: bytes, limits, seed: str, *descriptors: int, labs: str = ""):
         """Starts a process tree, and ends it with the block; a descriptor of its first process.
-        role: what it does with its job (zygote). descriptors: what it gets; close them here."""
+        role: what it does with its job (zygote). descriptors: what it gets; close them here.
+        labs: the folder that it sees as labs, where it is another one."""
+        control = self._of_answers if role == "answer" else self._control
         with contextlib.ExitStack() as stack:
             plan = {"role": role, "shown": self._shown, "root": str(ROOT),
                     "limits": asdict(limits), "isolated": self._isolated,
+                    "instead": [str(ROOT / "labs"), labs] if labs else None,
                     "environment": _environment(role) | {"WORKBOOK_SEED": seed}}
             if not self._isolated:
                 plan["folder"] = stack.enter_context(tempfile.TemporaryDirectory(
@@ -233,9 +252,9 @@ class Sandbox:
             job_read, job_write = os.pipe()
             try:
                 with self._lock:
-                    socket.send_fds(self._control, [json.dumps(plan).encode()],
+                    socket.send_fds(control, [json.dumps(plan).encode()],
                                     [job_read, *descriptors])
-                    process = self._started()
+                    process = self._started(control)
             finally:
                 os.close(job_read)
             try:

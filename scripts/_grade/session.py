@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from _grade import cgroups, feedback, files, judged_apart, static_look, table
+from _grade import cgroups, feedback, files, judged_apart, reach, static_look, table
 from _grade.bubblewrap import MISSING, OWN_FOLDERS
 from _grade.files import Unreadable
 from _grade.lessons import Exercise, Lesson, read_lessons
@@ -300,8 +300,10 @@ def grade_exercise(sandbox: Sandbox, lesson: Lesson, exercise: Exercise, looked:
         name, source, file = looked["parts"][number]
         cells.append({"name": name, "source": source, "keep": keep, "file": file})
     seed = hashlib.sha256(f"{exercise.number} {_RUN}".encode()).hexdigest()
+    apart = exercise.number in judged_apart.EXERCISES
     try:
-        return sandbox.grade({"seed": seed, "apart": exercise.number in judged_apart.EXERCISES,
+        return sandbox.grade({"seed": seed, "apart": apart, "modules": sorted(
+                                  reach.modules_for(lesson, exercise)) if apart else [],
                               "package": lesson.package, "check": exercise.check,
                               "arguments": list(exercise.arguments), "cells": cells})
     except Exception as error:  # of this machine: the others go on

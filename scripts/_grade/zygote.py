@@ -1,8 +1,10 @@
 """Imports once what all exercises need, and forks a process for each, which enters namespaces of
 its own. It never reads a submission: what a fork inherits from it is no secret.
 
-    python -P -m _grade.zygote SOCKET USER PACKAGE...
+    python -P -m _grade.zygote SOCKET SOCKET USER PACKAGE...
 
+The second socket is that of a fork that has imported no check, and is to have none in its memory:
+the answers' processes that are judged apart come from it.
 USER: the number to become, 0 to stay who it is. Without a package it imports nothing, and its forks
 look at what was handed in (look). Over the socket come the plans, as JSON with up to three
 descriptors each: a job and what its role needs (_run). The answer is a descriptor of the process
@@ -25,16 +27,31 @@ from importlib import import_module
 from _grade import namespaces
 
 
-def main(descriptor: int, user: int, packages: list[str]) -> None:
+def main(descriptor: int, of_answers: int, user: int, packages: list[str]) -> None:
     """Serves until the other end of the socket closes."""
     if user:
         namespaces.become(user)
     namespaces.die_with_parent()
+    if packages:
+        from _grade import reach
+        from labs.workers import third_party
+
+        _import([*third_party.MODULES, "_grade.answering", *reach.BASE])
+        if os.fork() == 0:
+            namespaces.die_with_parent()
+            os.close(descriptor)
+            _serve(of_answers)
+            os._exit(0)
+    os.close(of_answers)
     _import_all(packages)
+    os.write(descriptor, b"ready\n")
+    _serve(descriptor)
+
+
+def _serve(descriptor):
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the grader ends what runs
     with socket.socket(fileno=descriptor) as control:
-        control.sendall(b"ready\n")
         while True:
             message, descriptors, *_ = socket.recv_fds(control, 1 << 20, 3)
             if not message:
@@ -52,14 +69,16 @@ def main(descriptor: int, user: int, packages: list[str]) -> None:
 
 def _import_all(packages):
     """Everything that checks import, so that no fork has to."""
-    names = ["labs.workers.forkserver_preload", "_grade.inside", "_grade.judge",
-             "_grade.answering"] if packages else ["_grade.look"]
-    for name in names:
-        import_module(name)
+    _import(["labs.workers.forkserver_preload", "_grade.inside", "_grade.judge"] if packages else
+            ["_grade.look"])
     for package in packages:
         found = import_module(package)
-        for module in pkgutil.walk_packages(found.__path__, f"{package}."):
-            import_module(module.name)
+        _import(module.name for module in pkgutil.walk_packages(found.__path__, f"{package}."))
+
+
+def _import(names):
+    for name in names:
+        import_module(name)
     gc.collect()
     gc.freeze()
 
@@ -82,7 +101,8 @@ def _run(plan, job, *others):
 
         limits = namespaces.Limits(**plan["limits"])
         if plan["isolated"]:
-            namespaces.run_isolated(plan["shown"], limits, work, (job, *others))
+            namespaces.run_isolated(plan["shown"], limits, work, (job, *others),
+                                     plan.get("instead"))
         else:
             _run_unsafe(plan["folder"], limits, work)
         os._exit(0)
@@ -147,4 +167,4 @@ def _call_subreaper():
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    main(*map(int, sys.argv[1:4]), sys.argv[4:])
