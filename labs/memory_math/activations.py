@@ -14,8 +14,9 @@ from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
 from labs.predictions import hardware
 from labs.predictions.memory.activations import korthikanti
-from labs.predictions.memory.parameters import Shape, shape_of
+from labs.predictions.memory.parameters import shape_of
 from labs.predictions.memory.predict import predict
+from labs.predictions.memory.shape import Shape
 from labs.training import hf_configs
 from labs.training.memory_categories import GB
 

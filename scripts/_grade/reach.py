@@ -22,7 +22,9 @@ BASE = ("labs", "labs.lazy_exports", "labs.workers.launcher", "labs.checks.stude
 # What an answer needs although its check computes with it, too, or with what it is made of: the
 # notebook names it, or it is the class of an argument. An answer can use all of these modules.
 NEEDED = {
-    "1.6": ("labs.predictions.hardware",), "3.9": ("labs.zero_stages.scaffold",),
+    **dict.fromkeys(("1.1", "1.4"), ("labs.predictions.memory.shape",)),
+    "1.6": ("labs.predictions.memory.shape", "labs.predictions.hardware"),
+    "3.9": ("labs.zero_stages.scaffold",),
     **dict.fromkeys(("5.1", "5.3", "5.4", "5.5", "5.8", "5.9"),
                     ("labs.fsdp_profiling.scaffold", "labs.fsdp_profiling.recorded_runs")),
     "6.4": ("labs.scaling.lost_time_runs",), "6.9": ("labs.scaling.scaffold",),
@@ -34,7 +36,9 @@ NEEDED = {
         "labs.predictions.plans.job", "labs.predictions.plans.known_jobs",
         "labs.predictions.plans.memory")),
     "8.6": ("labs.surviving_failure.elastic_job",),
-    "8.9": ("labs.predictions.failures.intervals",), "8.11": ("labs.surviving_failure.scaffold",)}
+    "8.8": ("labs.predictions.failures.reports",),
+    "8.9": ("labs.predictions.failures.intervals",),
+    "8.11": ("labs.surviving_failure.scaffold",)}
 NEEDED["7.25"] += ("labs.predictions.plans.search",)
 # What draws or judges an answer is none's part.
 _SHOWN = re.compile(r"(check|show|explore)_")
