@@ -99,6 +99,10 @@ class Remote:
                 raise Forged("describes a function that cannot be") from error
         return remote
 
+    def start(self, name: str, arguments: tuple, named: dict) -> Any:
+        """Calls one of `serve`'s `starts` there."""
+        return self._call(name, arguments, named)
+
     def _call(self, number, arguments, named):
         # strict: what has no plain form is ours, and the exercise is none for a remote function
         shared = Shared()
@@ -226,8 +230,9 @@ def _update(old, new) -> Any:
 
 # ---- the submission's side
 
-def serve(link: Link, answers: Sequence[Any]) -> None:
-    """Describes the answers, then calls what the judge asks for, until it closes the link."""
+def serve(link: Link, answers: Sequence[Any], starts: dict[str, Callable] | None = None) -> None:
+    """Describes the answers, then calls what the judge asks for, until it closes the link. starts:
+    functions of ours that it may ask for by name, too."""
     link.send(_message(["answers", [_described(each) for each in answers]]))
     while True:
         shared = Shared()
@@ -238,7 +243,8 @@ def serve(link: Link, answers: Sequence[Any]) -> None:
         except Malformed as error:  # of the judge's: reach.NEEDED lacks a module
             link.send(pack_exception(error))
             continue
-        link.send(_called(answers[number], arguments, named, shared))
+        asked = starts[number] if isinstance(number, str) else answers[number]
+        link.send(_called(asked, arguments, named, shared))
 
 
 def _called(function, arguments, named, shared) -> bytes:
