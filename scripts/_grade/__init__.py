@@ -12,8 +12,8 @@ notebook has named so far, none with a check, and none that the exercise's own c
 labs for the answer: a sentence, and the student can hand in again), and *flagged*, where it sent
 the judge what our code there does not send.
 
-The other checks call a submission's function in their own Python process, or on ranks. Such a submission meets three walls; one that is judged apart meets the first, and of the third the
-files.
+The other checks call a submission's function in their own Python process, or on ranks. Such a
+submission meets three walls; one that is judged apart meets the first, and of the third the files.
 
 1. Around the process (bubblewrap, namespaces, sandbox, cgroups). A tree in user, mount, pid,
    network, IPC and host name namespaces, which bubblewrap makes, without capabilities: a read-only
@@ -41,8 +41,8 @@ labs can also compute some of what exercises ask for: to import that is refused,
 a name put together while it runs is not seen asking. Apart, that is left where a notebook itself
 names a module that has the formula, too (reach.NEEDED: 6.16-6.18, 7.24, 7.25, 8.9). What a script
 is said to have done is noted in its own ranks, which no hook watches: a script could write these
-notes itself. They are compared with what one process computes from the secret seed's job, so it
-would have to train, but it could do so on one rank. A class in which somebody can do that deserves a look at the code of those who
-passed. Namespaces are as safe as the kernel. Without them (--unsafe) only 2 and 3 remain, and
+notes itself. They are compared with what one process computes of the same samples, so it would have
+to train, but it could do so on one rank. A class in which somebody can do that deserves a look at
+the code of those who passed. Namespaces are as safe as the kernel. Without them (--unsafe) only 2 and 3 remain, and
 limits; the judge then runs as the submission's user.
 """

@@ -1,8 +1,8 @@
 """Which exercises are judged in a process that never runs a line of the submission's (judge)."""
 
 # Those whose check calls functions with plain arguments in its own process, and compares what they
-# return; and scripts (0.5, 2.12, 3.11, 4.13, 5.11, 6.1, 6.15, 7.27, 7.28, 8.6), which run there, and
-# of which the judge gets what their ranks did (started). The others are checked beside the answer,
+# return; and scripts (0.5, 2.12, 3.11, 4.13, 5.11, 6.1, 6.15, 7.27, 7.28, 8.6), which run there:
+# the judge gets what their ranks did (started). The others are checked beside the answer,
 # under the eyes of the guard. On ranks, where no proxy can be sent: 3.7 (its second half trains),
 # 7.8, 7.13, 8.10. With what only the answer's own process can be asked: 1.8 measures its memory,
 # 8.3 kills it, 5.10 refuses it the lab's reader, 7.26 compiles in JAX's. With functions, iterators
