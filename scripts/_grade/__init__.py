@@ -43,6 +43,6 @@ names a module that has the formula, too (reach.NEEDED: 6.16-6.18, 7.24, 7.25, 8
 is said to have done is noted in its own ranks, which no hook watches: a script could write these
 notes itself. They are compared with what one process computes of the same samples, so it would have
 to train, but it could do so on one rank. A class in which somebody can do that deserves a look at
-the code of those who passed. Namespaces are as safe as the kernel. Without them (--unsafe) only 2 and 3 remain, and
-limits; the judge then runs as the submission's user.
+the code of those who passed. Namespaces are as safe as the kernel. Without them (--unsafe) only 2
+and 3 remain, and limits; the judge then runs as the submission's user, and all of labs is there.
 """

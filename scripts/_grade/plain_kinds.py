@@ -42,8 +42,12 @@ class Other:
 @dataclasses.dataclass
 class Shared:
     """The tensors and storages of a message, in its order: an answer to it may consist of the same
-    ones, or of views of them."""
+    ones, or of views of them. given: the judge's functions and iterators in its message, None where
+    none may be sent. ask: (number, arguments, named) -> what one of them returns, of an iterator
+    the next value in a list, or an empty one; None where none may come."""
 
+    given: list | None = None
+    ask: Callable[[int, list, dict], Any] | None = None
     tensors: list[torch.Tensor] = dataclasses.field(default_factory=list)
     storages: list[torch.UntypedStorage] = dataclasses.field(default_factory=list)
 
