@@ -109,9 +109,11 @@ class Remote:
         # strict: what has no plain form is ours, and the exercise is none for a remote function
         shared = Shared(given=[])
         self._link.send(plain_data.pack([number, arguments, named], True, shared))
-        given, shared.given = shared.given, None
+        given, shared.given, said = shared.given, None, []
         while (found := self._received(shared))[0] == "asks":
-            self._link.send(_given(given, found))
+            self._link.send(_given(given, found, said))
+        if said:
+            raise said[0]
         error = self._exception(found) if found[0] == "raised" else None
         result, after = (None, found[4]) if error else _listed(found, 3)[1:]
         if after is not None:  # an input was changed: so that the check sees it
@@ -148,9 +150,9 @@ class Remote:
         return error
 
 
-def _given(given, found) -> bytes:
-    """What a function or an iterator of ours returns that the submission calls. What our own code
-    says of the answer is raised here, other exceptions there."""
+def _given(given, found, said) -> bytes:
+    """What a function or an iterator of ours returns, or raises, that the submission calls. said:
+    gets what our own code says of the answer."""
     from labs.checks.verdicts import Wrong  # not in the submission's process
 
     _, number, arguments, named = _listed(found, 4)
@@ -162,9 +164,8 @@ def _given(given, found) -> bytes:
         if callable(asked):
             return plain_data.pack(["given", asked(*arguments, **named)])
         return plain_data.pack(["given", list(itertools.islice(asked, 1))])
-    except Wrong:
-        raise
     except Exception as error:
+        said += [error] * isinstance(error, Wrong)
         return pack_exception(error)
 
 
