@@ -45,7 +45,7 @@ def ddp(sandbox, lessons, path, script):
 @pytest.mark.parametrize("name", on_scripts.OF_0_5)
 def test_a_result_without_ranks_does_not_pass(sandbox, lessons, tmp_path, name):
     found = graded(sandbox, lessons, tmp_path / "ada.ipynb", "00_start_here", "0.5",
-                   lambda source: "script = HEAD" in source,
+                   lambda source: "\nscript = HEAD" in f"\n{source}",
                    f"script = {on_scripts.OF_0_5[name]!r}\n")
     assert found.outcome in (WRONG, BROKEN), found
     if name == "prints_the_result_alone":
