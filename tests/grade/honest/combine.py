@@ -1,5 +1,7 @@
 """Right answers to exercise 2.1, in many styles: name -> (source of helper cells, source)."""
 
+# ruff: noqa: E501 - code in strings
+
 HEAD = "def combine(gradients, sizes):\n"
 USED = "[(g, s) for g, s in zip(gradients, sizes) if g is not None]"
 

@@ -1,5 +1,7 @@
 """Right answers to exercise 1.7, in many styles: name -> (source of helper cells, source)."""
 
+# ruff: noqa: E501 - code in strings
+
 HEAD = "def rank_states(count, strategy, ranks):\n"
 
 
