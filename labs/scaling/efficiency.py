@@ -1,11 +1,11 @@
 """Exercise 6.3: efficiency from throughputs, and what a promised speed-up is as one; and the
 picture of both kinds of scaling on this machine."""
 
-import random
 from collections.abc import Callable, Iterator
 
 from matplotlib.lines import Line2D
 
+from labs.checks.generator import new_generator
 from labs.checks.guesses import guessed
 from labs.checks.numbers import (
     Cause,
@@ -45,9 +45,10 @@ def check_efficiency(efficiency: Callable, claimed):
 def _cases() -> Iterator[tuple[int, float, float]]:
     """(ranks, throughput of all, throughput of one): some that were chosen, and random ones."""
     yield from ((2, 1500.0, 1000.0), (8, 6000, 1000), (4, 4400.0, 1000.0), (1, 730.5, 730.5))
+    rng = new_generator()
     for ranks in (3, 7, 64, 1024):
-        alone = random.uniform(100, 5000)
-        yield ranks, ranks * alone * random.uniform(0.4, 0.97), alone
+        alone = rng.uniform(100, 5000)
+        yield ranks, ranks * alone * rng.uniform(0.4, 0.97), alone
 
 
 def _causes(ranks, throughput, alone) -> list[Cause]:
