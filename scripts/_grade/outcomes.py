@@ -9,9 +9,11 @@ PASSED, WRONG, WAITING, FLAGGED, NOT_ALLOWED, TIMED_OUT, BROKEN = (
 @dataclass
 class Graded:
     """The outcome of one exercise: one of the words above. sentence: the check's, or what the
-    exercise is flagged for."""
+    exercise is flagged for. sent: bytes that went over the loopback interface of its namespace, as
+    its ranks' collectives do: counted outside of it."""
 
     outcome: str
     sentence: str = ""
     hint: str = ""
     seconds: float = 0.0
+    sent: int = 0

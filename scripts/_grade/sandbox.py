@@ -149,18 +149,21 @@ class Sandbox:
         the exercise is judged apart."""
         began, seconds = time.monotonic(), seconds or self._seconds
         limits = namespaces.Limits(seconds=2 * math.ceil(seconds))
-        seed = work.get("seed", "")
-        if work.get("apart"):
-            found = self._grade_apart(work, limits, seconds, seed)
-        else:
-            secret = secrets.token_hex(16).encode()
-            said, alarms, in_time = self._run_submission(
-                secret + json.dumps(work).encode(), limits, seconds, _LONGEST, seed)
-            found = _judged(said, alarms, in_time, secret, seconds)
+        seed, (sent, counts) = work.get("seed", ""), os.pipe()
+        with open(sent, "rb") as sent:
+            with open(counts, "wb"):
+                if work.get("apart"):
+                    found = self._grade_apart(work, limits, seconds, seed, counts)
+                else:
+                    secret = secrets.token_hex(16).encode()
+                    said, alarms, in_time = self._run_submission(
+                        secret + json.dumps(work).encode(), limits, seconds, _LONGEST, seed, counts)
+                    found = _judged(said, alarms, in_time, secret, seconds)
+            found.sent = int(sent.read() or 0)
         found.seconds = time.monotonic() - began
         return found
 
-    def _grade_apart(self, work, limits, seconds, seed) -> Graded:
+    def _grade_apart(self, work, limits, seconds, seed, counts) -> Graded:
         """In two process trees: the judge, which never runs a line of the submission's, and the
         submission, which never sees the seed. A socket between them is all that they share."""
         job = json.dumps(work).encode()
@@ -170,7 +173,8 @@ class Sandbox:
             verdict, verdict_write = os.pipe()
             stack.callback(os.close, verdict)
             with judges, links, open(verdict_write, "wb"):  # closed here when the forks have them
-                stack.enter_context(self._tree("answer", theirs, limits, "", links.fileno()))
+                stack.enter_context(self._tree("answer", theirs, limits, "", links.fileno(),
+                                               counts=counts))
                 judge = stack.enter_context(self._tree(
                     "judge", job, limits, seed, verdict_write, judges.fileno()))
             nothing = os.open("/dev/null", os.O_RDONLY)
@@ -202,7 +206,7 @@ class Sandbox:
             raise Unreadable(why)
         return found
 
-    def _run_submission(self, job, limits, seconds, longest, seed=""):
+    def _run_submission(self, job, limits, seconds, longest, seed="", counts=None):
         """(what came on the verdict's pipe, what on the alarm's, whether it ended in time) of a
         process tree that a fork of the zygote begins."""
         with contextlib.ExitStack() as stack:
@@ -213,16 +217,19 @@ class Sandbox:
             with open(verdict_write, "wb"), open(alarm_write, "wb"):
                 process = stack.enter_context(self._tree(
                     "look" if self._looks else "check", job, limits, seed, verdict_write,
-                    alarm_write))
+                    alarm_write, counts=counts))
             return _listen(process, verdict, alarm, seconds, longest)
 
     @contextlib.contextmanager
-    def _tree(self, role: str, job: bytes, limits, seed: str, *descriptors: int):
+    def _tree(self, role: str, job: bytes, limits, seed: str, *descriptors: int,
+              counts: int | None = None):
         """Starts a process tree, and ends it with the block; a descriptor of its first process.
-        role: what it does with its job (zygote). descriptors: what it gets; close them here."""
+        role: what it does with its job (zygote). descriptors: what it gets; close them here.
+        counts: takes the bytes that its ranks sent, at its end."""
         with contextlib.ExitStack() as stack:
             plan = {"role": role, "shown": self._shown, "root": str(ROOT),
                     "limits": asdict(limits), "isolated": self._isolated,
+                    "counts": counts is not None,
                     "environment": _environment(role) | {"WORKBOOK_SEED": seed}}
             if not self._isolated:
                 plan["folder"] = stack.enter_context(tempfile.TemporaryDirectory(
@@ -234,23 +241,18 @@ class Sandbox:
             try:
                 with self._lock:
                     socket.send_fds(self._control, [json.dumps(plan).encode()],
-                                    [job_read, *descriptors])
+                                    [job_read, *descriptors, *([] if counts is None else
+                                                               [counts])])
                     process = self._started()
             finally:
                 os.close(job_read)
             try:
-                group.take(_number(process))  # it waits for its job before it does anything
+                group.take(namespaces.number_of(process))  # it waits for its job before it does anything
                 threading.Thread(target=_write, args=(job_write, job), daemon=True).start()
                 yield process
             finally:
                 _end(process)
                 os.close(process)
-
-
-def _number(process) -> int:
-    """The number that the process of a descriptor has here; -1 where it has ended."""
-    lines = Path(f"/proc/self/fdinfo/{process}").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("Pid:"))
 
 
 def _closed(paths) -> str:
