@@ -17,21 +17,21 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from _grade import bubblewrap, cgroups, namespaces
+from _grade import bubblewrap, cgroups, guard, namespaces
 from _grade.events import SEPARATOR
 from _grade.files import Unreadable, plain
-from _grade.guard import MARK
 from _grade.limits import ANSWER, LOOK_MEMORY, LOOK_SECONDS
-from _grade.outcomes import BROKEN, FLAGGED, PASSED, TIMED_OUT, WAITING, WRONG, Graded
+from _grade.outcomes import BROKEN, FORGED, NOT_ALLOWED, PASSED, TIMED_OUT, WAITING, WRONG, Graded
 
 ROOT = Path(__file__).resolve().parents[2]
 READY = 300  # seconds that the imports may take
 _OUTCOMES = {b"1": PASSED, b"0": WRONG, b"-": WAITING}
 _LONGEST = 64_000  # bytes of a verdict
+# A breakpoint that was forgotten stops nothing; what is compiled would need a compiler.
+_HARMLESS = {"PYTHONBREAKPOINT": "0", "TORCHDYNAMO_DISABLE": "1"}
 _OF_ROLE = {
     "judge": {"WORKBOOK_GRADES": "1"},  # its verdicts say no right number (labs.checks.generator)
-    # a breakpoint that was forgotten stops nothing; what is compiled would need a compiler
-    "answer": {"PYTHONBREAKPOINT": "0", "TORCHDYNAMO_DISABLE": "1"}}
+    "answer": _HARMLESS, "check": _HARMLESS}
 GROUP_MEMORY = 6 * 10**9  # bytes, of all processes of an exercise together
 
 
@@ -247,7 +247,8 @@ class Sandbox:
             finally:
                 os.close(job_read)
             try:
-                group.take(namespaces.number_of(process))  # it waits for its job before it does anything
+                # it waits for its job before it does anything
+                group.take(namespaces.number_of(process))
                 threading.Thread(target=_write, args=(job_write, job), daemon=True).start()
                 yield process
             finally:
@@ -304,8 +305,10 @@ def _end(process):
 def _judged(said, alarms, in_time, secret, seconds) -> Graded:
     if alarms:
         first = plain(alarms.decode(errors="replace").split("\n")[0])
-        return Graded(FLAGGED, first.removeprefix(MARK) if first.startswith(MARK) else
-                      "writes into the grader's descriptors")
+        for mark, outcome in ((guard.FORGED, FORGED), (guard.NOT_ALLOWED, NOT_ALLOWED)):
+            if first.startswith(mark):
+                return Graded(outcome, first.removeprefix(mark))
+        return Graded(FORGED, "writes into the grader's descriptors")
     if not in_time:
         return Graded(TIMED_OUT, f"not done after {seconds:g} s: is there an endless loop?")
     if not said:
@@ -313,7 +316,7 @@ def _judged(said, alarms, in_time, secret, seconds) -> Graded:
                               "memory, or ended by themselves")
     seal, _, rest = said.partition(SEPARATOR)
     if seal != hashlib.sha256(secret + rest + secret).hexdigest().encode():
-        return Graded(FLAGGED, "writes a verdict of its own")
+        return Graded(FORGED, "writes a verdict of its own")
     outcome, sentence, hint = rest.split(SEPARATOR, 2)
     return Graded(_OUTCOMES[outcome], plain(sentence.decode()), hint.decode())
 
