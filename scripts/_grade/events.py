@@ -1,7 +1,5 @@
 """The audit events that the guard judges, and what it holds against them."""
 
-import re
-
 BEGIN, RETURNED, FINISHED, REFUSED, SEAL, SEALED, SECRET, VERDICT = (
     "workbook.begin", "workbook.returned", "workbook.finished", "workbook.refused",
     "workbook.seal", "workbook.sealed", "workbook.secret", "workbook.verdict")
@@ -18,7 +16,7 @@ INTROSPECTION_EVENTS = {
     "object.__getattr__": "looks into frames or code",
     "object.__setattr__": "changes a function's code",
     "object.__delattr__": "changes a function's code", "code.__new__": "makes code objects",
-    "function.__new__": "makes functions of code objects", "compile": "compiles code",
+    "function.__new__": "makes functions of code objects",
     "exec": "runs code that is made while it runs", "marshal.loads": "loads compiled code",
     "marshal.load": "loads compiled code", **dict.fromkeys(
         ("ctypes.dlopen", "ctypes.dlsym", "ctypes.dlsym/handle", "ctypes.string_at",
@@ -37,12 +35,11 @@ MAY_LOOK = {"collections/__init__.py", "typing.py", "enum.py", "dataclasses.py",
 LOOK_FOR_OTHERS = ("inspect.py", "traceback.py", "ctypes/", "code.py", "codeop.py", "bdb.py",
                    "pdb.py", "runpy.py", "timeit.py", "trace.py", "profile.py", "doctest.py")
 # What code that raises an event itself calls it by, where that is not the event's last word.
-CALLED_BY = {"exec": {"exec", "eval"}, "compile": {"compile", "exec", "eval"},
+CALLED_BY = {"exec": {"exec", "eval"},
              "function.__new__": {"FunctionType", "LambdaType"},
              "code.__new__": {"CodeType", "replace"}}
 # What unpickling a function does; deleting is setting a default to None.
 FUNCTIONS_MADE = {"code.__new__", "function.__new__", "object.__setattr__", "object.__delattr__"}
-ANNOTATION = re.compile(r"[\w.\[\], |'\"]*")
 CODE = {"__code__", "__defaults__", "__kwdefaults__"}  # to read them changes nothing
 FRAMES = {"tb_frame", "gi_frame", "gi_code", "cr_frame", "cr_code", "ag_frame", "ag_code",
           "__bases__"}

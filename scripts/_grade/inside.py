@@ -111,7 +111,7 @@ def _graded(work) -> tuple[bool | None, str, str]:
     except BaseException as error:
         return False, _why(error), ""
     if early := next((one for one in answers if type(one) is verdicts.Verdict
-                      and one.passed is None), None):  # the student's own work of an earlier lesson
+                      and one.passed is not True), None):  # on work of an earlier notebook
         return None, str.__str__(early.sentence), str.__str__(early.hint)
     if any(isinstance(answer, verdicts.Verdict) for answer in answers):
         sys.audit(guard.REFUSED, "hands in a verdict instead of an answer")

@@ -70,6 +70,7 @@ def run_isolated(shown: list[str], limits: Limits, main: Callable[[], None],
     child = os.fork()
     if child == 0:
         os.close(first)
+        os.setsid()  # else kill(0) would end the zygote, which is of the same process group
         for file in (holder.stdin, holder.stdout, holder.stderr, interfaces):
             file.close()
         or_exit(lambda: (_enter(limits), main()))

@@ -13,7 +13,6 @@ from inspect import CO_GENERATOR
 from types import CodeType, FrameType, SimpleNamespace
 
 from _grade.events import (
-    ANNOTATION,
     CALLED_BY,
     CODE,
     FORKS,
@@ -178,11 +177,12 @@ def _of_introspection(where, event, arguments, frame) -> str:
 def _may_look(where, event, arguments, frame, python) -> bool:
     """Whether a module of Python's that the submission called does no more than its work."""
     direct = frame.f_back is not None and _is_submissions(where, frame.f_back)
-    if event == "compile" and python == "typing.py":
-        return type(arguments[0]) is str and ANNOTATION.fullmatch(arguments[0]) is not None
-    return (event in ("exec", "compile", "sys._getframe", "function.__new__")
+    if event == "exec" and python == "typing.py":  # of an annotation, that makes no function
+        return not any(type(each) is CodeType for each in arguments[0].co_consts)
+    return (event in ("exec", "sys._getframe", "function.__new__")
             and python in MAY_LOOK or event.startswith("object.") and (
-                arguments[1] in CODE or python == "traceback.py" and not direct)
+                arguments[1] in CODE or python == "typing.py"  # NamedTuple sets __bases__
+                or python == "traceback.py" and not direct)
             or python.startswith(("logging", "traceback.py", "linecache.py")) and not direct)
 
 

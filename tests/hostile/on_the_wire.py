@@ -3,7 +3,6 @@ has the inputs of all ranks needs no collective for the right numbers, and a col
 of one rank is recorded as one of all. Only the bytes on the wire are missing.
 """
 
-# Exercise -> (what stands in its cell, what it defines).
 _ALONE = """import torch
 import torch.distributed as dist
 def alone():
@@ -67,3 +66,4 @@ class ManualDDP(lab.Wrapper):
         parameter.grad.copy_(self.means[parameter])
         dist.all_reduce(parameter.grad, group=self.group)
 """
+ANSWERS = {"0.1": MEAN, "0.2": ALL_REDUCE, "2.4": MANUAL_DDP}
