@@ -15,8 +15,8 @@ import not_hostile  # noqa: E402, F401
 import on_the_check  # noqa: E402, F401
 import on_the_judge  # noqa: E402, F401
 import on_the_machine  # noqa: E402, F401
-import on_the_wire  # noqa: E402, F401
 import on_the_reader  # noqa: E402, F401
+import on_the_wire  # noqa: E402, F401
 
 
 def namespaces_work() -> bool:

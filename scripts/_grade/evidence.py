@@ -8,9 +8,9 @@ same inputs, when the first answer to an exercise has passed. An answer that has
 ranks sent much less has not done what the exercise is about.
 
 Not used: the control group's peak memory (memory.peak, memory.max_usage_in_bytes). It has no
-number where this user may make no group, and it says nothing here: of the forged answers in
-tests/hostile/on_the_wire.py it differs from that of the solutions by less than between two runs of
-one of them, because Python and torch in each process outweigh the small models of the checks.
+number where this user may make no group, and it says little: our solution of 2.4 peaks at 298 to
+299 MB, and the answer that trains on each rank alone (tests/hostile/on_the_wire.py) at 300 to 301,
+because Python and torch in each process outweigh the small models of the checks.
 """
 
 import json

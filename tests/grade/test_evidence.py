@@ -54,8 +54,8 @@ def test_a_machine_on_which_our_solution_fails_is_to_blame(lessons, solutions):
         found = Graded(outcome, "as it is", sent=0)
         assert known.judged(*exercise_of(lessons, "2.4"), found) is found
     [said] = known.failures()
-    assert said == ("Our own solution of exercise 2.4 does not pass on this machine (timed out: not "
-                    "done after 9 s). Blame no student for what 2.4 says.")
+    assert said == ("Our own solution of exercise 2.4 does not pass on this machine (timed out: "
+                    "not done after 9 s). Blame no student for what 2.4 says.")
 
 
 @pytest.fixture(scope="module")
@@ -103,11 +103,10 @@ APART = ("def combine(gradients, sizes):\n", students.RIGHT[0].partition("\n")[2
 
 @pytest.mark.slow
 @needs_namespaces
-@pytest.mark.parametrize("name", not_hostile.IDIOMS)
-def test_an_idiom_is_no_accusation(sandbox, lessons, tmp_path, name):
-    """On ranks, and where it is judged apart."""
-    before, begins = not_hostile.IDIOMS[name]
-    for number, (head, rest) in (("0.1", ON_RANKS), ("2.1", APART)):
-        answer = f"import torch\nimport torch.distributed as dist\n{before}{head}{begins}{rest}"
-        found = grade(sandbox, lessons, answer, tmp_path / "ada.ipynb", number)
-        assert found.outcome == PASSED, (number, found)
+@pytest.mark.parametrize(("number", "head", "rest"), [("0.1", *ON_RANKS), ("2.1", *APART)])
+def test_an_idiom_is_no_accusation(sandbox, lessons, tmp_path, number, head, rest):
+    """All of them in one answer, on ranks and judged apart: each alone takes 40 times as long."""
+    before, begins = map("".join, zip(*not_hostile.IDIOMS.values(), strict=True))
+    answer = f"import torch\nimport torch.distributed as dist\n{before}{head}{begins}{rest}"
+    found = grade(sandbox, lessons, answer, tmp_path / "ada.ipynb", number)
+    assert found.outcome == PASSED, found
