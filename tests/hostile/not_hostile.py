@@ -6,7 +6,7 @@ IDIOMS = {
                       "    b: str = ''\n", "    Pair(1)\n"),
     "torch_compile": ("import torch\n@torch.compile\ndef twice(x):\n    return 2 * x\n",
                       "    twice(torch.ones(2))\n"),
-    "torch_jit_script": ("import torch\n@torch.jit.script\ndef twice(x: torch.Tensor):\n"
+    "torch_jit_script": ("import torch\n@torch.jit.script\ndef scripted(x: torch.Tensor):\n"
                          "    return 2 * x\n", ""),
     "logging": ("import logging\n", "    logging.warning('here', stack_info=True)\n"),
     "logs_an_exception": ("import logging\n", "    try:\n        1 / 0\n    except Exception:\n"

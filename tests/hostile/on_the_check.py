@@ -64,12 +64,12 @@ SEEN = {
     "replaces_the_check": (combine(head="import labs.manual_ddp as lab\n"
                                    "lab.check_combine = print\ncombine = lab\n"),
                            "replaces lab.check_combine"),
-    "exits": (combine("sys.exit(0)"), r"sys\.exit"),
     "reads_memory_as_an_array": (combine("return sizes.__array_interface__"),
                                  "uses .__array_interface__"),
 }
 # Found while it runs.
 FOUND = {
+    "exits": (combine("sys.exit(0)"), r"sys\.exit"),
     "hands_in_a_verdict": ("import labs.manual_ddp as lab\n"
                            "combine = type(lab.check_combine(...))('2.1', True, 'right')\n",
                            "hands in a verdict"),
