@@ -16,8 +16,8 @@ IDIOMS = {
     "breakpoint": ("", "    breakpoint()\n"),
     "docstring": ("", "    'see /proc/self/status, solutions/02_manual_ddp.py, eval'\n"),
     "unused_imports": ("import subprocess, socket, pickle, signal, importlib, inspect, gc\n", ""),
-    "get_type_hints": ("import typing\ndef f(x: 'int | None', y: 'list[int]' = ()) -> 'str':\n"
-                       "    pass\n", "    typing.get_type_hints(f)\n"),
+    "get_type_hints": ("import typing\ndef hinted(x: 'int | None', y: 'list[int]' = ()) -> 'str':\n"
+                       "    pass\n", "    typing.get_type_hints(hinted)\n"),
     "signature": ("import inspect\ndef f(x, *, y=2):\n    pass\n",
                   "    inspect.signature(f).bind(1, y=3)\n"),
     "source": ("import inspect\n", "    inspect.getfullargspec(print)\n"),
@@ -31,12 +31,13 @@ IDIOMS = {
     "wraps": ("import functools\ndef logged(f):\n    @functools.wraps(f)\n"
               "    def inner(*a):\n        return f(*a)\n    return inner\n@logged\n"
               "def half(x):\n    return x / 2\n", "    half(2); half.__wrapped__\n"),
-    "caches": ("import functools\n@functools.cache\ndef f(x):\n    return x\n", "    f(1)\n"),
+    "caches": ("import functools\n@functools.cache\ndef cached(x):\n    return x\n",
+               "    cached(1)\n"),
     "contextlib": ("import contextlib\n@contextlib.contextmanager\ndef here():\n    yield 1\n",
                    "    with here(), contextlib.suppress(ValueError):\n        raise ValueError\n"),
     "dataclasses": ("from dataclasses import dataclass, field\n@dataclass(order=True, slots=True)\n"
-                    "class Pair:\n    a: int\n    b: list = field(default_factory=list)\n",
-                    "    Pair(1) < Pair(2)\n"),
+                    "class Two:\n    a: int\n    b: list = field(default_factory=list)\n",
+                    "    Two(1) < Two(2)\n"),
     "an_enum": ("import enum\nclass Kind(enum.Enum):\n    A = enum.auto()\n", "    Kind.A\n"),
     "match": ("", "    match [1, 2]:\n        case [a, *rest]:\n            pass\n"),
     "lambdas": ("square = lambda x: x * x\n", "    sorted([3, 1], key=lambda x: -square(x))\n"),
