@@ -25,9 +25,9 @@ student of the roster has a row, also who handed in nothing. A submission is the
 folder is named by their id, e-mail, what stands before the @ of it, or name. What is nobody's
 stands at the end, with the reason.
 
-exit code: 0 if all were graded; 1 if a file could not be read or a submission was flagged; 2 if an
-argument or the roster is wrong; 3 where there is no bubblewrap, or it may not make namespaces; 130
-after an interrupt. What was done until then is in the files.
+exit code: 0 if all were graded; 1 if a file could not be read or a submission forged something; 2
+if an argument or the roster is wrong; 3 where there is no bubblewrap, or it may not make
+namespaces; 130 after an interrupt. What was done until then is in the files.
 
 examples:
   scripts/grade submissions/ --out week2.csv

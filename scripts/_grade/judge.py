@@ -14,7 +14,7 @@ import sys
 from importlib import import_module
 
 from _grade import answering, inside, remote, started
-from _grade.outcomes import BROKEN, FLAGGED, PASSED, WAITING, WRONG
+from _grade.outcomes import BROKEN, FORGED, PASSED, WAITING, WRONG
 
 _OUTCOMES = {True: PASSED, False: WRONG, None: WAITING}
 
@@ -61,7 +61,7 @@ def judged(work: dict, link: remote.Link) -> tuple[str, str, str]:
         except BaseException as error:  # of no line of the submission's
             return WRONG, f"the check could not go on: {message_of(error)}", ""
     except remote.Forged as error:
-        return FLAGGED, str(error), ""
+        return FORGED, str(error), ""
     except remote.Ended:
         return BROKEN, ("its processes ended before the check said anything: killed, out of "
                         "memory, or ended by themselves"), ""

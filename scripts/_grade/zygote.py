@@ -6,7 +6,7 @@ its own. It never reads a submission: what a fork inherits from it is no secret.
 The second socket is that of a fork that has imported no check, and is to have none in its memory:
 the answers' processes that are judged apart come from it.
 USER: the number to become, 0 to stay who it is. Without a package it imports nothing, and its forks
-look at what was handed in (look). Over the socket come the plans, as JSON with up to three
+look at what was handed in (look). Over the socket come the plans, as JSON with up to four
 descriptors each: a job and what its role needs (_run). The answer is a descriptor of the process
 that ends when nothing is left of the submission's: numbers of processes are others outside.
 """
@@ -53,7 +53,7 @@ def _serve(descriptor):
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the grader ends what runs
     with socket.socket(fileno=descriptor) as control:
         while True:
-            message, descriptors, *_ = socket.recv_fds(control, 1 << 20, 3)
+            message, descriptors, *_ = socket.recv_fds(control, 1 << 20, 4)
             if not message:
                 return
             child = os.fork()
@@ -86,7 +86,9 @@ def _import(names):
 def _run(plan, job, *others):
     """In a fork: one exercise, or one file to look at. others: descriptors, by plan["role"]: of
     "look", "check" and "judge" the first takes what is found; "check" has an alarm (guard), "judge"
-    and "answer" a socket to each other. Returns never."""
+    and "answer" a socket to each other. Where plan["counts"], the last one takes the bytes that
+    went over the loopback interface; this process alone has it. Returns never."""
+    others, counts = (others[:-1], others[-1]) if plan["counts"] else (others, None)
     try:
         namespaces.die_with_parent()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -95,14 +97,18 @@ def _run(plan, job, *others):
         os.environ.update(plan["environment"])
 
         def work():
+            if counts is not None:
+                os.close(counts)
             namespaces.hide_memory()
             _discard_output()
             _work_of(plan)(job, *others)
 
         limits = namespaces.Limits(**plan["limits"])
         if plan["isolated"]:
-            namespaces.run_isolated(plan["shown"], limits, work, (job, *others),
-                                     plan.get("instead"))
+            sent = namespaces.run_isolated(plan["shown"], limits, work, (job, *others),
+                                           plan.get("instead"))
+            if counts is not None:
+                os.write(counts, str(sent).encode())
         else:
             _run_unsafe(plan["folder"], limits, work)
         os._exit(0)
