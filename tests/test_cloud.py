@@ -244,6 +244,8 @@ def test_what_the_hubs_image_copies_has_no_answer(tmp_path):
     copied(tmp_path, hub)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) > 300 and not (tmp_path / "solutions").exists()
+    reference = {path.name for path in (tmp_path / "experiments" / "reference").rglob("*")}
+    assert reference == {"two_hosts.json", "zero_deepspeed.json"}  # the rest is solutions' outputs
     marked = [path for path in files if path.suffix in (".py", ".ipynb", ".md", ".html", "")
               and re.search(r"^\s*(\"\s*)?### BEGIN SOLUTION", path.read_text(errors="replace"),
                             re.MULTILINE)]
