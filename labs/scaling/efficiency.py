@@ -45,8 +45,8 @@ _RULE = "N ranks could do N times the work of one: divide what they do by what t
 
 
 def release_note() -> ReleaseNote:
-    """The note of exercise 6.3; another one in most variants of the workbook."""
-    return NOTES[variant.seed_of(0) % len(NOTES)]
+    """The note of exercise 6.3; another one in a variant of the workbook."""
+    return variant.choice(NOTES)
 
 
 @check("6.3")
@@ -110,7 +110,8 @@ def _judge_claim(claimed, note) -> None:
     for name, got, right, speedup in zip(names, found, want, speedups, strict=True):
         # A speed-up of N would be perfect on N GPUs: an efficiency above 1 is impossible there.
         judge_number(got, right, [
-            Cause("speed_up", speedup, "that is the speed-up", f"What would {note.gpus} GPUs do at best?"),
+            Cause("speed_up", speedup, "that is the speed-up",
+                  f"What would {note.gpus} GPUs do at best?"),
             Cause("in_percent", 100 * right, "that is in percent", "An efficiency of 80 % is 0.8."),
             Cause("other_gpus_add", speedup - 1, "that is what the other GPUs add",
                   "Call your function: throughput and alone may be in any unit."),
@@ -119,7 +120,8 @@ def _judge_claim(claimed, note) -> None:
             Cause("upside_down", note.gpus / speedup, "that is upside down",
                   "Call your function: throughput and alone may be in any unit.")],
             f"the promised figure, {name}", "",
-            f"Call your function with {note.gpus} ranks: throughput and alone may be in any unit.")
+            f"Call your function with {note.gpus} ranks: throughput and alone may be in any "
+            "unit.")
 
 
 _BYTES = {0.5: "half"}.get(BYTES, f"{BYTES:.0%}")
