@@ -1,6 +1,6 @@
 """The variant of a class: `scripts/release --variant NAME` writes NAME beside this file, and then
-the training data, the order of the slow runs, the figure of exercise 6.3, and a grader's random cases
-are other ones, so that another class's numbers do not fit."""
+the training data, the order of the slow runs, the figure of exercise 6.3, and a grader's random
+cases are other ones, so that another class's numbers do not fit."""
 
 import functools
 import zlib

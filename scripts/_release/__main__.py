@@ -33,7 +33,8 @@ def check(arguments: list) -> argparse.Namespace:
     parser.add_argument("tag", metavar="TAG", help="the release's name, as in v1.0")
     parser.add_argument("--variant", metavar="NAME", default="",
                         help="a class, as in spring-2027: it gets numbers of its own")
-    parser.add_argument("--out", metavar="OUT", default="dist", help="the folder to write to (dist)")
+    parser.add_argument("--out", metavar="OUT", default="dist",
+                        help="the folder to write to (dist)")
     parser.add_argument("--no-tag", action="store_true", help="do not tag the commit")
     options = parser.parse_args(arguments)
     for name in filter(None, (options.tag, options.variant)):
