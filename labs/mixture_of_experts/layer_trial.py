@@ -345,4 +345,4 @@ def _layer_of(layer, x, route, dispatch, combine) -> torch.Tensor:
     copies, counts, order = dispatch(tokens, chosen, layer.router.out_features)
     outputs = layer.experts(copies, counts.tolist())
     result = combine(outputs, order, weights).view_as(x)
-    return result if layer.shared is None else result + layer.shared(x)
+    return result if layer.shared_experts is None else result + layer.shared_experts(x)

@@ -193,7 +193,7 @@ class ParallelLayerTrial:
         dist.all_to_all_single(back, outputs, send, receive, group=self.group)
         back = back[order.argsort()].view(len(tokens), layer.k, HIDDEN)
         result = (weights[..., None] * back).sum(1).view_as(self.x)
-        return result if layer.shared is None else result + layer.shared(self.x)
+        return result if layer.shared_experts is None else result + layer.shared_experts(self.x)
 
     def _judge_gradients(self, module, got_x, want_x):
         own = "Rows that arrive carry their gradients back: use AllToAll for them, both times."
@@ -210,7 +210,7 @@ class ParallelLayerTrial:
                 # Replicated: of this rank's own tokens. To average over ranks is exercise 9.4.
                 found = parameters.get(name)
                 self._judge_gradient(name, None if found is None else found.grad, parameter.grad,
-                                     "Use layer.router and layer.shared, on every rank.")
+                                     "Use layer.router and layer.shared_experts, on every rank.")
 
     def _judge_gradient(self, name, got, want, hint):
         who = f"{self.who}: gradient of {name}"

@@ -188,7 +188,7 @@ def parts(layer, group):
 def with_experts(experts_of):
     def __init__(self, layer, group):
         nn.Module.__init__(self)
-        self.k, self.router, self.shared, self.group = layer.k, layer.router, layer.shared, group
+        self.k, self.router, self.shared_experts, self.group = layer.k, layer.router, layer.shared_experts, group
         self.experts = experts_of(layer, group)
     return __init__
 
@@ -290,11 +290,11 @@ def router_detached(self, x):
 
 
 def without_shared(self, x):
-    shared, self.shared = self.shared, None
+    shared, self.shared_experts = self.shared_experts, None
     try:
         return Layer.forward(self, x)
     finally:
-        self.shared = shared
+        self.shared_experts = shared
 
 
 WRONG_LAYERS = [
@@ -393,7 +393,7 @@ class Contiguous(Layer):
 
     def __init__(self, layer, group):
         nn.Module.__init__(self)
-        self.k, self.router, self.shared, self.group = layer.k, layer.router, layer.shared, group
+        self.k, self.router, self.shared_experts, self.group = layer.k, layer.router, layer.shared_experts, group
         local = layer.router.out_features // dist.get_world_size(group)
         mine = slice(dist.get_rank(group) * local, (dist.get_rank(group) + 1) * local)
         self.experts = Experts(*(torch.tensor(t[mine].detach().numpy())

@@ -8,8 +8,9 @@ import transformers
 from measured_memory import phases_of_plain
 
 from labs.predictions.memory import parameters
-from labs.predictions.memory.parameters import Shape, block_size, shape_of
+from labs.predictions.memory.parameters import active_block_size, block_size, shape_of
 from labs.predictions.memory.predict import predict
+from labs.predictions.memory.shape import Shape
 from labs.training.hf_configs import on_meta
 
 QUIET = dict(pad_token_id=None, bos_token_id=None, eos_token_id=None, use_cache=False)
@@ -114,7 +115,7 @@ def test_blocks_without_experts(more):
                                    on_meta(config).named_parameters())
     if not shape.is_mixture:
         assert shape.active_ffn == config.intermediate_size and shape.router == 0
-        assert shape.active_block_size == block_size(shape)
+        assert active_block_size(shape) == block_size(shape)
 
 
 PUBLISHED = {  # configuration, all parameters, billions that one token uses
@@ -136,7 +137,7 @@ def test_parameters_that_one_token_uses(name):
     assert parameters.count(config) == published
     assert parameters.active_count(config) / 1e9 == pytest.approx(active, abs=0.06)
     unused = published - parameters.active_count(config)
-    assert unused == shape.layers * (block_size(shape) - shape.active_block_size)
+    assert unused == shape.layers * (block_size(shape) - active_block_size(shape))
     assert shape.active_ffn == shape.active_experts * shape.expert_ffn
 
 
@@ -150,7 +151,7 @@ def test_active_parameters_where_some_blocks_have_no_experts():
 
 def test_a_dense_model_uses_all_parameters():
     shape = shape_of(config_of("gemma2", random.Random(1)))
-    assert shape.active_block_size == block_size(shape) and shape.active_ffn == shape.ffn
+    assert active_block_size(shape) == block_size(shape) and shape.active_ffn == shape.ffn
     assert parameters.active_count(shape) == parameters.count(shape)
 
 

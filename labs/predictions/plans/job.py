@@ -6,8 +6,9 @@ from numbers import Integral
 
 from labs.predictions.code_bases import PYTORCH, CodeBase
 from labs.predictions.hardware import GPU
-from labs.predictions.memory.parameters import Shape, block_size, norms_size
+from labs.predictions.memory.parameters import block_size, norms_size
 from labs.predictions.memory.recipes import Recipe, recipe_of
+from labs.predictions.memory.shape import Shape
 from labs.predictions.plans.experts import (
     expert_copies,
     expert_optimizer_shards,
