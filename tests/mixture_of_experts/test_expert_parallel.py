@@ -188,7 +188,8 @@ def parts(layer, group):
 def with_experts(experts_of):
     def __init__(self, layer, group):
         nn.Module.__init__(self)
-        self.k, self.router, self.shared_experts, self.group = layer.k, layer.router, layer.shared_experts, group
+        self.k, self.router, self.group = layer.k, layer.router, group
+        self.shared_experts = layer.shared_experts
         self.experts = experts_of(layer, group)
     return __init__
 
@@ -393,7 +394,8 @@ class Contiguous(Layer):
 
     def __init__(self, layer, group):
         nn.Module.__init__(self)
-        self.k, self.router, self.shared_experts, self.group = layer.k, layer.router, layer.shared_experts, group
+        self.k, self.router, self.group = layer.k, layer.router, group
+        self.shared_experts = layer.shared_experts
         local = layer.router.out_features // dist.get_world_size(group)
         mine = slice(dist.get_rank(group) * local, (dist.get_rank(group) + 1) * local)
         self.experts = Experts(*(torch.tensor(t[mine].detach().numpy())
