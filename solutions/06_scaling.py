@@ -1298,14 +1298,20 @@ def efficiency(ranks, throughput, alone):
     ### END SOLUTION
 
 # %% [markdown]
-# An example, made up for this exercise: a release note promises "1.5–1.7× scaling efficiency on 2 GPUs".
+# An example, made up for this exercise: a release note promises a figure that it calls an efficiency.
+
+# %%
+note = lab.release_note()
+note
+
+# %% [markdown]
 # An efficiency above 1 needs a special reason, so the note must mean a speed-up. Which efficiencies does
-# it mean? Use your function.
+# it mean? Use your function. `note.gpus`, `note.lowest` and `note.highest` are the note's numbers.
 
 # %%
 # Exercise 6.3, second half: a pair of numbers, the lowest and the highest efficiency
 ### BEGIN SOLUTION
-claimed = efficiency(2, 1.5, 1), efficiency(2, 1.7, 1)
+claimed = efficiency(note.gpus, note.lowest, 1), efficiency(note.gpus, note.highest, 1)
 ### END SOLUTION
 
 # %%

@@ -39,18 +39,20 @@ labs.warm_up()
 # ## Parameters that a token does not use
 #
 # DeepSeek-V3 has 671 billion parameters. A dense model of that size needs 6 · 671 billion FLOPs for
-# each token. In DeepSeek-V3 most layers have 256 MLPs instead of one, the **experts**. A small linear layer, the
-# **router**, chooses 8 of them for each token. One more, the **shared expert**, is used by all tokens.
+# each token. But 58 of its 61 layers have 256 MLPs instead of one, the **experts**. A linear
+# layer, the **router**, chooses 8 of them for each token. One more, the **shared expert**, is used by
+# all tokens.
 #
-# The models below have shapes and no memory, so they can be counted exactly. These are the parameters of one layer:
+# The model below has shapes and no memory, so it can be counted. In a layer, after attention:
 
 # %%
 model = lab.on_meta("DeepSeek-V3")
 {name: list(p.shape) for name, p in model.model.layers[5].mlp.named_parameters()}
 
 # %% [markdown]
-# `gate_up_proj` has the matrices of all 256 experts; its first dimension is the expert. Guess: what
-# percentage of DeepSeek-V3's parameters does one token use?
+# `experts.gate_up_proj` has the matrices of all 256 experts; its first dimension is the expert. (In
+# transformers 4 each expert has matrices of its own.) `gate` is the router. Guess: what percentage
+# of DeepSeek-V3's parameters does one token use?
 
 # %%
 # A guess, for exercise 9.1
@@ -65,19 +67,20 @@ labs.guess("9.1", "% of DeepSeek-V3's parameters that a token uses", my_guess)
 # *Difficulty 1 of 5 · 10 minutes · target: exact for Mixtral-8x7B, Qwen3-30B-A3B and DeepSeek-V3*
 #
 # `count_parameters(model, experts, k)` returns two numbers: all parameters, and the **active** ones,
-# which a token uses. It uses k of the `experts` in each expert layer, and everything else. Parameters of the chosen experts
-# have `.experts.` in their names, those of a shared expert `.shared_experts.`.
+# which a token uses: k of the `experts` in each expert layer, and everything else. Parameters of the
+# experts among which the router chooses have `.experts.` in their names, those of a shared expert
+# `.shared_experts.`.
 
 # %%
 # Exercise 9.1: all parameters, and those that a token uses
 def count_parameters(model, experts, k):
     ### BEGIN SOLUTION
-    total = active = 0
+    total = chosen = 0  # parameters; those of the experts that the router chooses among
     for name, parameter in model.named_parameters():
-        count = parameter.numel()
-        total += count
-        active += count * k // experts if ".experts." in name else count
-    return total, active
+        total += parameter.numel()
+        if ".experts." in name:
+            chosen += parameter.numel()
+    return total, total - chosen + chosen * k // experts
     ### END SOLUTION
 
 
@@ -88,20 +91,23 @@ lab.check_count_parameters(count_parameters)
 lab.show_parameters(count_parameters)
 
 # %% [markdown]
-# **Notice:** DeepSeek-V3 computes for a token about as much as a dense model of 38 billion parameters. But all
-# 671 billion need memory, with their gradients and optimizer states.
+# **Notice:** DeepSeek-V3's matrices compute for a token about as much as a dense model of 38 billion
+# parameters, half as much as Llama-3-70B. But all 671 billion need memory, with their gradients and
+# optimizer states: 10.7 TB, which are the states of 134 GPUs of 80 GB with nothing else on them.
 
 # %% [markdown]
 # ## Router, dispatch and combine
 #
-# For each token the router computes one **logit** for each expert. Softmax makes probabilities of the logits, and
-# the k largest are chosen. Their probabilities, divided by their sum, are the weights with which the outputs of the k
-# experts are added:
+# For each token the router computes one **logit** for each expert. Softmax makes probabilities of
+# the logits, and the k largest are chosen. Their probabilities, divided by their sum, are the
+# weights with which the outputs of the k experts are added:
 #
 # y = Σ wᵢ · expertᵢ(x), over the k chosen experts i.
-#
-# A loop over the experts with a mask for each is correct, and slow: it reads all tokens once for each expert. So
-# tokens are *sorted* by expert first. Each expert then multiplies one contiguous block.
+
+# %% [markdown]
+# A loop over the experts with a mask for each is correct, and slow: it reads all tokens once for
+# each expert. So tokens are *sorted* by expert first. Each expert then multiplies one contiguous
+# block.
 
 # %%
 class Experts(nn.Module):
@@ -121,18 +127,19 @@ class Experts(nn.Module):
 
 
 # %% [markdown]
-# Each token is copied k times, once for each of its experts. **Dispatch** sorts these copies by expert, **combine**
-# brings the outputs back into the order of the tokens and adds them. For three tokens, two experts each:
+# Each token is copied k times, once for each of its experts. **Dispatch** sorts these copies by
+# expert, **combine** brings the outputs back into the order of the tokens and adds them. For three
+# tokens, two experts each:
 
 # %%
 chosen = torch.tensor([[2, 0], [1, 2], [0, 2]])
 order = chosen.flatten().argsort(stable=True)
 {"experts of the copies": chosen.flatten().tolist(), "order": order.tolist(),
- "their tokens": (order // 2).tolist(), "copies for each expert": chosen.flatten().bincount().tolist()}
+ "their tokens": (order // 2).tolist(), "for each expert": chosen.flatten().bincount().tolist()}
 
 # %% [markdown]
-# Guess: 1,024 tokens, 8 experts, 2 for each token, and a router that has not been trained. How many copies
-# does the expert with the most of them get? The mean is 256.
+# Guess: 1,024 tokens of text, 8 experts, 2 for each token, and a model that has not been trained.
+# How many copies does the expert with the most of them get? The mean is 256.
 
 # %%
 # A guess, for exercise 9.2
@@ -144,15 +151,15 @@ labs.guess("9.2", "copies for the expert with the most of them, of 2,048", my_gu
 # %% [markdown]
 # ### Exercise 9.2 · Route, dispatch, combine
 #
-# *Difficulty 2 of 5 · 20 minutes · target: outputs and gradients of the loop over experts, for any k, also where
-# an expert gets no token*
+# *Difficulty 2 of 5 · 20 minutes · target: outputs and gradients of the loop over experts, for any
+# k, also where an expert gets no token*
 #
-# `route` computes softmax in fp32; its weights have the dtype of the logits. `dispatch` returns the copies, sorted by expert
-# and then by token; a tensor with the count for each expert; and `order`, with which `combine` restores the
-# order of the tokens.
+# `route` computes softmax in fp32; its weights have the dtype of the logits. `dispatch` returns
+# the copies, sorted by expert, in any order within one; a tensor with the count for each expert;
+# and `order`, with which `combine` restores the order of the tokens.
 
 # %%
-# Exercise 9.2: who goes to which expert, and back
+# Exercise 9.2: who goes to which expert
 def route(logits, k):
     """logits (tokens, experts) -> weights (tokens, k), chosen experts (tokens, k)."""
     ### BEGIN SOLUTION
@@ -162,6 +169,8 @@ def route(logits, k):
     ### END SOLUTION
 
 
+# %%
+# Exercise 9.2, continued: to the experts, and back
 def dispatch(tokens, chosen, experts):
     """tokens (tokens, hidden) -> copies (tokens · k, hidden), counts (experts,), order."""
     ### BEGIN SOLUTION
@@ -183,12 +192,12 @@ def combine(outputs, order, weights):
 lab.check_expert_layer(route, dispatch, combine)
 
 # %% [markdown]
-# With these three functions, the layer of one rank:
+# With these three functions, the layer of one rank. It replaces `layer`, which loops over all
+# experts; the parameters are the same. It has the outputs and gradients of Hugging Face's
+# `MixtralSparseMoeBlock`: the workbook's tests compare the two.
 
 # %%
 class ExpertLayer(nn.Module):
-    """Replaces `layer`, which loops over all experts; the parameters are the same."""
-
     def __init__(self, layer):
         super().__init__()
         self.k, self.router = layer.k, layer.router
@@ -199,33 +208,41 @@ class ExpertLayer(nn.Module):
         tokens = x.flatten(0, -2)  # (tokens, hidden)
         weights, chosen = route(self.router(tokens), self.k)
         copies, counts, order = dispatch(tokens, chosen, self.router.out_features)
-        outputs = self.experts(copies, counts.tolist())
-        result = combine(outputs, order, weights).view_as(x)
+        result = combine(self.compute(copies, counts), order, weights).view_as(x)
         shared = self.shared_experts
         return result if shared is None else result + shared(x)
+
+    def compute(self, copies, counts):
+        return self.experts(copies, counts.tolist())
 
 
 # %%
 lab.show_dispatch(route, dispatch)
 
 # %% [markdown]
-# **Notice:** the router was drawn at random, and its experts get very different numbers of copies. One expert per GPU
-# would make seven of them wait for the eighth. "Balance" below comes back to this.
+# **Notice:** the experts get very different numbers of copies, though the router is random: some
+# bytes are frequent in a text, and equal bytes choose similar experts. With one expert per GPU,
+# seven would wait for the eighth. "Balance" below comes back to this.
 
 # %% [markdown]
 # ## Experts on several ranks
 #
-# A layer of DeepSeek-V3 has 11.3 billion parameters in its experts, 22.5 GB in bf16. FSDP gathers a
-# complete layer before it is used, on every rank. Under **expert parallelism** each of N ranks keeps 1/N of the experts
-# and *tokens* are sent instead: each copy to the rank that has its expert, and the output back.
+# A layer of DeepSeek-V3 has 11.3 billion parameters in its experts, 22.5 GB in bf16. FSDP gathers
+# a complete layer before it is used, on every rank.
 #
-# That is one **all-to-all** each way: every rank sends every other rank a part of its own. All else stays data
-# parallel: each rank has its own samples, and complete attention, router and shared expert.
+# Under **expert parallelism** each of N ranks keeps 1/N of the experts and *tokens* are sent
+# instead: each copy to the rank that has its expert, and the output back.
 
 # %% [markdown]
-# `dist.all_to_all_single(output, input, receive, send)` sends the first `send[0]` rows of `input` to rank 0, the
-# next `send[1]` rows to rank 1, and so on. `receive[i]` says how many rows come from rank i. No rank
-# knows that before: so the counts are sent first, in an all-to-all of equal parts.
+# That is one **all-to-all** each way: every rank sends every other rank a part of its own. All
+# else stays data parallel: each rank has its own samples, and complete attention, router and
+# shared expert.
+
+# %% [markdown]
+# `dist.all_to_all_single(output, input, receive, send)` sends the first `send[0]` rows of `input`
+# to rank 0, the next `send[1]` rows to rank 1, and so on. `receive[i]` says how many rows come
+# from rank i. No rank knows that before: so the counts are sent first, in an all-to-all of equal
+# parts.
 
 # %%
 def counts_then_rows():
@@ -242,8 +259,9 @@ def counts_then_rows():
 labs.launch(counts_then_rows, ranks=2, quiet=True)
 
 # %% [markdown]
-# Let b·s be the tokens of a rank and h the hidden size, with 4-byte numbers. Guess: with k = 2, how many times b·s·h·4 bytes does one of 4 ranks
-# send to other ranks in one layer, forward and backward together, if tokens spread evenly?
+# Let b·s be the tokens of a rank and h the hidden size, with 4-byte numbers. Guess: with k = 2,
+# how many times b·s·h·4 bytes does one of 4 ranks send to other ranks in one layer, forward and
+# backward together, if tokens spread evenly?
 
 # %%
 # A guess, for exercise 9.3
@@ -255,11 +273,11 @@ labs.guess("9.3", "times b·s·h·4 bytes sent in a layer, forward and backward"
 # %% [markdown]
 # ### Exercise 9.3 · Expert parallelism
 #
-# *Difficulty 4 of 5 · 35 minutes · target: outputs and gradients of the complete layer on 2, 3 and 4 ranks; 1/N of the
-# experts on a rank; four all-to-alls of rows a layer*
+# *Difficulty 4 of 5 · 35 minutes · target: outputs and gradients of the complete layer on 2, 3 and
+# 4 ranks; 1/N of the experts on a rank; four all-to-alls of rows a layer*
 #
-# `AllToAll` sends rows forward, and in backward their gradients the same way back. Rank r keeps the r-th of N equal
-# parts of the experts, in memory of its own.
+# `AllToAll` sends rows forward, and in backward their gradients the same way back. Rank r keeps
+# the r-th of N equal parts of the experts, in memory of its own.
 
 # %%
 # Exercise 9.3: rows to other ranks, and their gradients back
@@ -284,38 +302,36 @@ class AllToAll(torch.autograd.Function):
 
 
 # %% [markdown]
-# The copies that arrive are sorted by the rank that sent them, and for each rank by expert. But `Experts` needs all copies of
-# an expert in one block. So they are sorted once more, and the outputs are put back into the order of arrival before they are
-# returned. `theirs[i, j]` below is the number of copies that rank i sends for the j-th of this rank's experts.
+# The layer is the one above with another `compute`, which returns the outputs in the order of
+# `copies`, wherever their experts are. First it needs the counts of all ranks: `theirs[i, j]` is
+# the number of copies that rank i sends for the j-th of this rank's experts.
+
+# %%
+def exchange_counts(counts, group):
+    """counts (experts,) -> counts and theirs, each (ranks, experts of a rank)."""
+    ranks, theirs = dist.get_world_size(group), torch.empty_like(counts)
+    dist.all_to_all_single(theirs, counts, group=group)
+    return counts.view(ranks, -1), theirs.view(ranks, -1)
+
+
+# %% [markdown]
+# The copies that arrive are sorted by the rank that sent them, and for each rank by expert. But
+# `Experts` needs all copies of an expert in one block. So they are sorted once more, and the
+# outputs are put back into the order of arrival before they are returned.
 
 # %%
 # Exercise 9.3, continued: this rank's experts compute what all ranks send
-class ExpertParallelLayer(nn.Module):
+class ExpertParallelLayer(ExpertLayer):
     def __init__(self, layer, group):
-        super().__init__()
-        self.k, self.router, self.group = layer.k, layer.router, group
-        self.shared_experts = layer.shared_experts
+        super().__init__(layer)
+        self.group, ranks, rank = group, dist.get_world_size(group), dist.get_rank(group)
         ### BEGIN SOLUTION
-        ranks, rank = dist.get_world_size(group), dist.get_rank(group)
         gate_up, down = layer.experts.gate_up.detach(), layer.experts.down.detach()
         self.experts = Experts(gate_up.chunk(ranks)[rank].clone(), down.chunk(ranks)[rank].clone())
         ### END SOLUTION
 
-    def forward(self, x):
-        tokens, experts = x.flatten(0, -2), self.router.out_features
-        weights, chosen = route(self.router(tokens), self.k)
-        copies, counts, order = dispatch(tokens, chosen, experts)
-        outputs = self.compute(copies, counts)
-        result = combine(outputs, order, weights).view_as(x)
-        shared = self.shared_experts
-        return result if shared is None else result + shared(x)
-
     def compute(self, copies, counts):
-        """Outputs of the experts, wherever they are, in the order of `copies`."""
-        ranks = dist.get_world_size(self.group)
-        theirs = torch.empty_like(counts)
-        dist.all_to_all_single(theirs, counts, group=self.group)
-        counts, theirs = counts.view(ranks, -1), theirs.view(ranks, -1)
+        counts, theirs = exchange_counts(counts, self.group)
         ### BEGIN SOLUTION
         send, receive = counts.sum(1).tolist(), theirs.sum(1).tolist()
         arrived = AllToAll.apply(copies, receive, send, self.group)
@@ -332,11 +348,12 @@ lab.check_expert_parallel(AllToAll, ExpertParallelLayer)
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# `copies` is sorted by expert, so also by the rank that has the expert: it can be sent as it is. Row r of `counts` has the
-# counts for rank r's experts.
+# `copies` is sorted by expert, so also by the rank that has the expert: it can be sent as it is.
+# Row r of `counts` has the counts for rank r's experts.
 #
-# For the second sort: write down, for each row that arrives, the number of its expert, 0, 1, … on this rank. These numbers repeat
-# for each rank, as often as `theirs` says. `argsort(stable=True)` of them is the order, and its `argsort()` the way back.
+# For the second sort: write down, for each row that arrives, the number of its expert, 0, 1, … on
+# this rank. These numbers repeat for each rank, as often as `theirs` says. `argsort(stable=True)`
+# of them is the order, and its `argsort()` the way back.
 #
 # Splits are lists of ints. A rank may send or receive no row, and takes part all the same.
 #
@@ -346,8 +363,28 @@ lab.check_expert_parallel(AllToAll, ExpertParallelLayer)
 lab.show_bytes(ExpertParallelLayer)
 
 # %% [markdown]
-# **Notice:** each of the four all-to-alls sends about k·b·s·h·(N − 1)/N elements, because of N equal parts a rank keeps
-# one. The counts are a few bytes, but a rank must wait for them: without them it cannot allocate the output.
+# **Notice:** each of the four all-to-alls of rows sends about k·b·s·h·(N − 1)/N elements: with
+# experts on N ranks, a rank keeps about 1/N of its copies. The counts are a few bytes, but a rank
+# must wait for them: without them it cannot allocate the output.
+
+# %% [markdown]
+# PyTorch has this function, too, under a name that begins with `_`, so it may change. torchtitan
+# uses it, and the check accepts it in place of `AllToAll`. Below it sends the rows of
+# `counts_then_rows`. Each rank multiplies what arrives by 1 + rank, so a row's gradient says to
+# which rank it was sent.
+
+# %%
+def torchs_all_to_all():
+    from torch.distributed._functional_collectives import all_to_all_single_autograd
+    rank = dist.get_rank()
+    send, receive = [[1, 3], [2, 0]][rank], [[1, 2], [3, 0]][rank]
+    rows = (torch.arange(sum(send)) + 10.0 * rank).requires_grad_()
+    arrived = all_to_all_single_autograd(rows, receive, send, dist.group.WORLD)
+    ((1 + rank) * arrived).sum().backward()
+    return {"rows": arrived.tolist(), "gradients": rows.grad.tolist()}
+
+
+labs.launch(torchs_all_to_all, ranks=2, quiet=True)
 
 # %% [markdown]
 # ## Gradients of experts and of the rest
@@ -510,8 +547,9 @@ lab.check_name_fault(name_fault)
 # %% [markdown]
 # ## Balance
 #
-# All ranks wait for the one with the most copies, twice in each layer. Here an expert takes 20 µs for a copy, and the router has
-# not been trained. Guess: by what factor is the step slower than with equal counts, on 4 ranks?
+# In each layer all ranks wait for the one with the most copies, in forward and in backward. Below, 4 ranks have
+# two of 8 experts each, a copy takes 20 µs, and the router has not been trained. Guess: by what factor is the layer slower than with
+# equal counts?
 
 # %%
 # A guess, for the picture below
@@ -521,31 +559,28 @@ my_guess = 1.5
 labs.guess("9.6b", "times slower than with equal counts", my_guess)
 
 # %%
-lab.show_slowest_rank(ExpertParallelLayer)
+lab.show_slowest_rank()
 
 # %% [markdown]
-# **Notice:** the factor is the largest count divided by the mean, whatever the other ranks do. Training makes it worse: an
-# expert that gets more tokens learns more, so the router prefers it. Two remedies are in use.
+# **Notice:** the factor is the largest count of a rank divided by the mean, whatever the other ranks do. Training makes it
+# worse: an expert that gets more tokens learns more, so the router prefers it. Two remedies are in use.
+
+# %% [markdown]
+# An **auxiliary loss** *([Switch Transformer](https://arxiv.org/abs/2101.03961), section 2.2)*, multiplied by a small coefficient, is added to the
+# language model's loss. It is E · Σ fᵢ · Pᵢ, summed over the E experts. fᵢ is expert i's share of all copies, Pᵢ its mean probability.
+# Equal shares give 1. Only P has a gradient.
 #
-# An **auxiliary loss** *([Switch Transformer](https://arxiv.org/abs/2101.03961), section 2.2)*: E · Σ fᵢ · Pᵢ, summed over
-# the E experts. fᵢ is expert i's share of all copies, Pᵢ its mean probability. Equal shares give 1. Only P has a gradient.
-
-# %% [markdown]
-# **Without a loss** *([DeepSeek-V3](https://arxiv.org/abs/2412.19437), section 2.1.2)*: each expert has a bias. It is added to the
-# probabilities when the k experts are chosen, and only then: the weights come from the probabilities alone. No gradient
-# touches the bias. After each step it grows by a fixed `speed` for each expert with fewer copies than the mean, and
-# shrinks by it for each with more.
+# Hugging Face's `load_balancing_loss_func` counts k copies for each token and divides by tokens. So it is k times ours.
 
 # %% [markdown]
 # ### Exercise 9.6 · Two ways to balance
 #
 # *Difficulty 2 of 5 · 20 minutes · target: values and gradients of the papers' formulas, for any k*
 #
-# All tensors are of one micro-batch. `route_with_bias` returns weights and chosen experts as `route` does. `new_bias` returns
-# another tensor and keeps the old one.
+# All tensors are of one micro-batch. `chosen` may come from a router with a bias. Compute softmax in fp32.
 
 # %%
-# Exercise 9.6: by a loss, and by a bias
+# Exercise 9.6: balance by a loss
 def auxiliary_loss(logits, chosen):
     """logits (tokens, experts), chosen (tokens, k) -> E · Σ f · P, which has a gradient."""
     ### BEGIN SOLUTION
@@ -555,7 +590,19 @@ def auxiliary_loss(logits, chosen):
     ### END SOLUTION
 
 
+# %% [markdown]
+# **Without a loss** *([DeepSeek-V3](https://arxiv.org/abs/2412.19437), section 2.1.2)*: each expert has a bias. It is added to the
+# probabilities to choose the k experts, and for nothing else: the weights come from the probabilities alone. The bias gets no gradient.
+# After each step it grows by `speed` for each expert with fewer copies than the mean, and
+# shrinks by it for each with more.
+#
+# DeepSeek-V3 takes a sigmoid of each logit. We keep softmax. `route_with_bias` returns what `route` returns, `new_bias`
+# another tensor.
+
+# %%
+# Exercise 9.6, continued: balance by a bias
 def route_with_bias(logits, bias, k):
+    """logits (tokens, experts), bias (experts,) -> weights, chosen experts, (tokens, k) each."""
     ### BEGIN SOLUTION
     probabilities = logits.softmax(-1, dtype=torch.float32)
     chosen = (probabilities + bias).topk(k).indices
@@ -565,6 +612,7 @@ def route_with_bias(logits, bias, k):
 
 
 def new_bias(bias, counts, speed):
+    """bias, counts (experts,) -> the bias of the next step."""
     ### BEGIN SOLUTION
     counts = counts.float()
     return bias + speed * torch.sign(counts.mean() - counts)
@@ -574,31 +622,34 @@ def new_bias(bias, counts, speed):
 # %%
 lab.check_balance(auxiliary_loss, route_with_bias, new_bias)
 
+# %% [markdown]
+# Now the same small mixture is trained three times on the same text, with your functions:
+
 # %%
 lab.show_balance(auxiliary_loss, route_with_bias, new_bias)
 
 # %% [markdown]
-# **Notice:** without either, the largest count stays far above the mean. Both remedies bring it down. The bias has no gradient that
-# competes with the language model's loss.
+# **Notice:** without either, training makes the counts more uneven than they were at the first step. Both remedies bring them
+# near the mean. The bias acts at once, the auxiliary loss only after some tens of steps.
+#
+# In so short a training the three losses of the language model are alike. In a long one the coefficient matters: its gradient competes with the language model's,
+# and the bias has none.
 
 # %% [markdown]
 # The auxiliary loss is a product of two means. So its value for a batch is not the mean of its values for
-# the batch's parts. Here all tokens of the first micro-batch choose expert 0, all of the second expert 1:
+# the batch's parts. If all tokens of one micro-batch choose expert 0, and all of another expert 1 of two, each micro-batch has a loss of almost 2, and the batch of both of 1.
+#
+# Here the router that was trained with the loss reads 8 micro-batches:
 
 # %%
-first, second = torch.tensor([[4.0, 0.0]] * 8), torch.tensor([[0.0, 4.0]] * 8)
-try:
-    parts = [auxiliary_loss(x, x.topk(1).indices).item() for x in (first, second)]
-    whole = torch.cat([first, second])
-    print("mean of two micro-batches:", sum(parts) / 2)
-    print("the batch of both:", auxiliary_loss(whole, whole.topk(1).indices).item())
-except NotImplementedError:
-    print("exercise 9.6 first")
+lab.show_micro_batches(auxiliary_loss)
 
 # %% [markdown]
-# **Notice:** the batch is balanced, and each micro-batch is not. With accumulation, in a pipeline, or on several ranks, the usual
-# code computes the loss of each micro-batch, and forces each sequence to use all experts alike. Summing the *counts* over ranks and
-# micro-batches first gives experts room to specialise *([Qiu et al.](https://arxiv.org/abs/2501.11873))*.
+# **Notice:** the micro-batches look less balanced than the batch is. With accumulation, in a pipeline, or on several ranks, the usual
+# code computes each micro-batch's loss, and so forces every sequence to use all experts alike.
+#
+# If the *counts* are summed over ranks and micro-batches first, the mean of the parts is exact: the loss is linear in P. Experts then have room to
+# specialise *([Qiu et al.](https://arxiv.org/abs/2501.11873))*.
 
 # %% [markdown]
 # ## Capacity
@@ -610,9 +661,11 @@ except NotImplementedError:
 # %% [markdown]
 # ### Exercise 9.7 · Dropped tokens
 #
-# *Difficulty 2 of 5 · 12 minutes · target: exactly the first c copies of each expert, for any k*
+# *Difficulty 2 of 5 · 12 minutes · target: exactly the first c copies of each expert, for any k and c*
 #
-# `within_capacity` returns a tensor of bools, (tokens, k): which copies are kept. A token comes before all later tokens, and its first choice before its second.
+# `within_capacity` returns a tensor of bools, (tokens, k): which copies are kept. All copies of a token come before those of later
+# tokens. (*[GShard](https://arxiv.org/abs/2006.16668)* places all first choices before any second choice. Megatron-LM by default keeps the copies of
+# highest probability.)
 
 # %%
 # Exercise 9.7: which copies an expert takes
@@ -632,8 +685,9 @@ lab.check_within_capacity(within_capacity)
 lab.show_dropped(within_capacity)
 
 # %% [markdown]
-# **Notice:** a factor of 1 drops many copies of an unbalanced router, and few of a balanced one.
-# DeepSeek-V3 drops none (section 2.1.2), because its bias keeps the counts close enough.
+# **Notice:** a factor of 1 drops most copies of the router that was trained without balance, and few of the balanced one. With 2 of 8
+# experts for each token, no factor above 4 can drop any. DeepSeek-V3 drops none (section 2.1.2), because its bias keeps the counts close
+# enough.
 
 # %% [markdown]
 # ## Experts with FSDP
@@ -700,17 +754,20 @@ lab.show_dual_pipe()
 # %% [markdown]
 # ## Send tokens or gather parameters
 #
-# FSDP without expert parallelism also trains a mixture: it gathers all experts of a layer on every rank, twice in a step, and
-# reduce-scatters their gradients. With EP a rank gathers 1/EP of them, but sends tokens. Which is less?
+# FSDP without expert parallelism also trains a mixture: it gathers all experts of a layer on every
+# rank, twice in a step, and reduce-scatters their gradients. For a layer of Mixtral a rank receives
+# 8.3 GB then, for one of DeepSeek-V3 66.6 GB. With EP it gathers 1/EP of that, but sends tokens.
+# Which is less?
 
 # %% [markdown]
 # ### Exercise 9.9 · Bytes of a layer
 #
-# *Difficulty 2 of 5 · 15 minutes · target: exact for three models, all group sizes, any number of tokens*
+# *Difficulty 2 of 5 · 15 minutes · target: exact for three models and all group sizes*
 #
-# Return the bytes that one rank *receives* for one layer and step, with one micro-batch of `tokens` tokens, all numbers in 2 bytes: of
-# expert parameters and their gradients (FSDP over the `ranks // expert` replicas; all-gather in forward and in backward,
-# reduce-scatter) and of rows (spread evenly). `parameters` are those of all experts of the layer.
+# Return the bytes that one rank *receives* from others for one layer and one micro-batch of `tokens`
+# tokens, all numbers in 2 bytes: of expert parameters and gradients (FSDP over the
+# `ranks // expert` replicas: all-gather in forward and in backward, reduce-scatter), and of rows
+# (spread evenly). `parameters` are those of all experts of the layer; `expert` is EP.
 
 # %%
 # Exercise 9.9: (bytes of parameters and gradients, bytes of rows)
@@ -727,18 +784,29 @@ def layer_bytes(parameters, hidden, k, tokens, ranks, expert):
 # %%
 lab.check_layer_bytes(layer_bytes)
 
+# %% [markdown]
+# Is that what PyTorch sends? A small layer with real FSDP2 and all-to-alls, on 8 ranks:
+
+# %%
+lab.show_measured_bytes(layer_bytes)
+
 # %%
 lab.show_layer_bytes(layer_bytes)
 
 # %% [markdown]
-# **Notice:** gathering costs the same for any number of tokens, sending is proportional to it. With few tokens a rank, or many
-# experts, sending is less. So Mixtral can be trained with FSDP alone, and DeepSeek-V3 cannot.
+# **Notice:** gathering costs the same for any number of tokens, sending is proportional to it. All
+# group sizes of a model meet in one point, where 6 bytes of each parameter are 8·k·hidden bytes of
+# each token. A micro-batch has a few thousand tokens, so sending is less for all three models. But
+# bytes are not seconds: FSDP overlaps what it gathers, and an all-to-all is exposed.
 
 # %% [markdown]
 # ## What will it take
 #
-# The planner counts what this notebook has measured: experts of a rank, copies that are kept for backward, four all-to-alls a layer, and the
-# host. `plan.expert` is EP. Guess: how many seconds does a step of 4 million tokens of DeepSeek-V3 take on 2,048 H100s?
+# The planner counts what this notebook has measured: experts of a rank, copies that are kept for
+# backward, four all-to-alls a layer (six if forward is recomputed), and the host. The rule of
+# notebook 07b stays as it is: of the plans that fit, the fastest. It has one size more to choose,
+# `plan.expert`, which is EP. Guess: how many seconds does a step of 4 million tokens of DeepSeek-V3
+# take on 2,048 H100s?
 
 # %%
 # A guess, for the table below
@@ -750,8 +818,21 @@ labs.guess("9.9b", "seconds of a step of DeepSeek-V3 on 2,048 H100s", my_guess)
 # %%
 lab.show_plans()
 
+# %% [markdown]
+# **Notice:** Mixtral and Qwen3-30B-A3B are about as fast without expert parallelism: their experts
+# are gathered while a rank computes, or once for all micro-batches of a pipeline. The differences
+# are smaller than the intervals. DeepSeek-V3 takes about four times as long without, because
+# gathering its experts takes longer than all products.
+#
+# How far can such numbers be trusted? These are runs that others have published:
+
 # %%
 lab.show_published_runs()
+
+# %% [markdown]
+# **Notice:** memory can be trusted, seconds of a new code base cannot. The planner finds DeepSeek's
+# plan too slow, because it knows neither DualPipe nor FP8: half of its step is all-to-alls that
+# DeepSeek hides.
 
 # %% [markdown]
 # ## A script of your own

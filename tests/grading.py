@@ -11,10 +11,13 @@ from _grade.sandbox import Misplaced, Missing, Sandbox, Unavailable
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tests" / "hostile"))
 import class_of_students as students  # noqa: E402
+import not_hostile  # noqa: E402, F401
+import on_scripts  # noqa: E402, F401
 import on_the_check  # noqa: E402, F401
 import on_the_judge  # noqa: E402, F401
 import on_the_machine  # noqa: E402, F401
 import on_the_reader  # noqa: E402, F401
+import on_the_wire  # noqa: E402, F401
 
 
 def namespaces_work() -> bool:

@@ -204,9 +204,9 @@ def instructions() -> list[tuple[str, str]]:
     return [tuple(line.split(None, 1)) for line in lines if line.strip()]
 
 
-def copied(image: Path) -> None:
-    """Copies into `image` what the recipe copies."""
-    for _, arguments in (each for each in instructions() if each[0] == "COPY"):
+def copied(image: Path, steps: list[tuple[str, str]]) -> None:
+    """Copies into `image` what these steps of the recipe copy."""
+    for _, arguments in (each for each in steps if each[0] == "COPY"):
         *sources, target = arguments.split()
         for source in sources:
             path = ROOT / source
@@ -235,11 +235,31 @@ def test_the_hubs_image_has_no_answers():
         last + 1]
 
 
+def test_what_the_hubs_image_copies_has_no_answer(tmp_path):
+    """Evaluates the COPY lines of the stages below "hub", as a build would: there is no
+    .dockerignore, so a line copies all that it names."""
+    steps = instructions()
+    hub = steps[:steps.index(("FROM", "students AS workbook"))]
+    assert not (ROOT / ".dockerignore").exists()
+    copied(tmp_path, hub)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 300 and not (tmp_path / "solutions").exists()
+    reference = {path.name for path in (tmp_path / "experiments" / "reference").rglob("*")}
+    assert reference == {"two_hosts.json", "zero_deepspeed.json"}  # the rest is solutions' outputs
+    marked = [path for path in files if path.suffix in (".py", ".ipynb", ".md", ".html", "")
+              and re.search(r"^\s*(\"\s*)?### BEGIN SOLUTION", path.read_text(errors="replace"),
+                            re.MULTILINE)]
+    assert not marked
+    executed = [path for path in files if path.suffix == ".ipynb"
+                and any(cell.get("outputs") for cell in json.loads(path.read_text())["cells"])]
+    assert not executed
+
+
 @pytest.mark.slow
 def test_what_the_image_holds_is_enough(tmp_path):
     """From the files that it copies alone: set-up imports what it needs, a notebook's package loads
     what it reads, the commands answer, and a student's folder can be filled."""
-    copied(tmp_path)
+    copied(tmp_path, instructions())
     setup = " ".join(argument for name, argument in instructions() if name == "COPY").split()
     named = {name for name in setup if name.startswith("scripts/_")}
     imports = re.findall(r"^(?:from|import) (_\w+)", (tmp_path / "scripts/_setup.py").read_text(),
@@ -274,14 +294,119 @@ def test_hadolint_has_no_objection(tmp_path):
 # ---- JupyterHub
 
 
+class Settings(SimpleNamespace):
+    """JupyterHub's c: a section is there when it is named."""
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        setattr(self, name, SimpleNamespace())
+        return getattr(self, name)
+
+
 def test_the_hubs_configuration(monkeypatch):
-    spawner = SimpleNamespace()
+    found = Settings()
     source = (CLOUD / "jupyterhub_config.py").read_text()
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    exec(source, {"get_config": lambda: SimpleNamespace(Spawner=spawner)})
-    assert spawner.cmd == ["/opt/workbook/scripts/cloud/single-user"]
+    exec(source, {"get_config": lambda: found})
+    assert found.Spawner.cmd == ["/opt/workbook/scripts/cloud/single-user"]
     assert "WORKDIR /opt/workbook\n" in (CLOUD / "Dockerfile").read_text()
-    assert spawner.cpu_limit == 4.0 and cores.HUB_LIMIT == "CPU_LIMIT"
+    assert found.Spawner.cpu_limit == 4.0 and cores.HUB_LIMIT == "CPU_LIMIT"
+    assert found.PAMAuthenticator.allowed_groups == {"students"}  # JupyterHub 5 lets nobody in else
+    assert "groupadd students\n" in PAGE
+    (service,), (role,) = found.JupyterHub.services, found.JupyterHub.load_roles
+    assert role["services"] == [service["name"]] and "delete:servers" in role["scopes"]
+    assert service["command"][0] == sys.executable and "--timeout=3600" in service["command"]
+
+
+def test_a_student_may_start_a_server_only_with_the_hubs_package(tmp_path):
+    """And the folder is the student's alone, also below a home that others may read."""
+    home = tmp_path / "ada"
+    root = tmp_path / "workbook"
+    for name in ("scripts/work", "scripts/_notebooks.py", "scripts/cloud/single-user"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes((ROOT / name).read_bytes())
+    (root / "notebooks").mkdir()
+    (root / "notebooks" / "00_start_here.ipynb").write_text('{"cells": []}')
+    (root / ".venv/bin").mkdir(parents=True)
+    (root / ".venv/bin/python").symlink_to(sys.executable)
+    home.mkdir(mode=0o755)
+    (home / "workbook").mkdir(mode=0o755)
+
+    def start():
+        return subprocess.run(["bash", root / "scripts/cloud/single-user", "--port=1"],
+                              env={"HOME": str(home), "PATH": "/usr/bin:/bin"}, timeout=60,
+                              capture_output=True, text=True)
+
+    done = start()
+    assert done.returncode == 1 and "pip install \"jupyterhub==VERSION\"" in done.stderr
+    program(root, ".venv/bin/jupyterhub-singleuser", 'echo "$@"; umask')
+    done = start()
+    assert done.stdout == f"--notebook-dir={home}/workbook --port=1\n0077\n", done.stderr
+    assert (home / "workbook").stat().st_mode & 0o777 == 0o700
+    assert (home / "workbook/work/00_start_here.ipynb").stat().st_mode & 0o777 == 0o600
+
+
+# ---- collecting from a hub's homes
+
+
+def collect(homes: Path, to: Path, *numbers: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, CLOUD / "collect", *(numbers or ("02",)), "--homes",
+                           homes, "--to", to], capture_output=True, text=True, timeout=60)
+
+
+def hand_in(homes: Path, account: str, text: str = "{}", name: str = "02_manual_ddp") -> Path:
+    path = homes / account / "workbook" / "work" / f"{name}.ipynb"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_what_is_collected_keeps_its_time_and_is_named_by_the_account(tmp_path):
+    homes, to = tmp_path / "home", tmp_path / "week2"
+    os.utime(hand_in(homes, "ada", "1"), (1000, 2000))
+    hand_in(homes, "ada", "old", "02_manual_ddp.old-1")
+    hand_in(homes, "ada", "3", "03_zero_stages")
+    hand_in(homes, "emmy", "2")
+    (homes / "nobody").mkdir()  # has never started a server
+    done = collect(homes, to)
+    assert (done.returncode, done.stdout) == (0, f"2 notebooks of 2 students are in {to}\n")
+    found = {path.relative_to(to).as_posix(): path for path in to.rglob("*.ipynb")}
+    assert {name: path.read_text() for name, path in found.items()} == {
+        "ada/02_manual_ddp.ipynb": "1", "emmy/02_manual_ddp.ipynb": "2"}
+    assert found["ada/02_manual_ddp.ipynb"].stat().st_mtime == 2000
+    assert to.stat().st_mode & 0o777 == 0o700
+    again = collect(homes, to)
+    assert again.returncode == 2 and "is not empty" in again.stderr
+
+
+def test_no_link_leads_to_another_students_notebook(tmp_path):
+    homes, to = tmp_path / "home", tmp_path / "week2"
+    theirs = hand_in(homes, "ada", "secret")
+    for account in ("file", "work", "workbook"):
+        own = hand_in(homes, account)
+        own.unlink()
+    (homes / "file/workbook/work/02_manual_ddp.ipynb").symlink_to(theirs)
+    (homes / "work/workbook/work").rmdir()
+    (homes / "work/workbook/work").symlink_to(theirs.parent)
+    (homes / "workbook/workbook/work").rmdir()
+    (homes / "workbook/workbook").rmdir()
+    (homes / "workbook/workbook").symlink_to(homes / "ada/workbook")
+    (homes / "home").symlink_to(homes / "ada")
+    os.mkfifo(hand_in(homes, "pipe").parent / "03_zero_stages.ipynb")
+    done = collect(homes, to, "02", "03")
+    assert done.returncode == 1 and done.stdout.count("left out") == 4, done.stdout
+    assert "file: 02_manual_ddp.ipynb is left out: it is a link\n" in done.stdout
+    assert {path.parent.name for path in to.rglob("*.ipynb")} == {"ada", "pipe"}
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to another account")
+def test_another_accounts_file_is_left_out(tmp_path):
+    """As a hard link to it would be, where the system allows one."""
+    homes = tmp_path / "home"
+    os.chown(hand_in(homes, "ada"), 61_000, 61_000)
+    done = collect(homes, tmp_path / "week2")
+    assert done.returncode == 1 and "belongs to another account" in done.stdout
 
 
 # ---- the page

@@ -71,7 +71,7 @@ def test_labs_itself_imports_nothing_from_labs_before_a_name_is_used():
 def test_a_notebooks_package_is_flat(package):
     found = [path for path in (LABS / package).iterdir() if path.name != "__pycache__"]
     assert not [path.name for path in found if path.is_dir()]
-    assert {"__init__.py", "scaffold.py"} <= {path.name for path in found}
+    assert "__init__.py" in {path.name for path in found}
 
 
 def exercises(package: str) -> dict[str, str]:
@@ -174,7 +174,7 @@ def reached_by(module: str) -> frozenset[str]:
 
 
 def _list(file: str, name: str) -> list[str]:
-    """A list of a module of labs, read: to import forkserver_preload is what the server does."""
+    """A list of a module of labs, read."""
     body = ast.parse((LABS / file).read_text(encoding="utf-8")).body
     [found] = [ast.literal_eval(node.value) for node in body
                if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name]
@@ -184,7 +184,7 @@ def _list(file: str, name: str) -> list[str]:
 RANKS_CODE = sorted(set().union(*map(modules_of_ranks, LABS.rglob("*.py"))))
 # Imported at the top of a module by what ranks run. The fork server has all of it already: to
 # import matplotlib takes each rank 0.25 s of CPU; 8 ranks on 2 cores would wait for a second.
-PRELOADED = {name.partition(".")[0] for name in _list("workers/forkserver_preload.py", "MODULES")}
+PRELOADED = {name.partition(".")[0] for name in _list("workers/third_party.py", "MODULES")}
 SMALL = {"anywidget", "ipywidgets", "PIL", "psutil", "tqdm"}  # come with those, or quickly
 
 

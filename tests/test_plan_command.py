@@ -202,6 +202,24 @@ def test_a_mixture_is_answered_with_its_experts_divided_or_not(monkeypatch, caps
     assert "--ep 3: 64 experts cannot be divided by it" in err
 
 
+def test_exact_says_that_fsdp2_pads_fewer_experts_than_ranks(monkeypatch, capsys, tmp_path):
+    """Measured in tests/mixture_of_experts/test_layer_bytes.py."""
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({
+        "model_type": "mixtral", "hidden_size": 256, "intermediate_size": 512, "vocab_size": 1000,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}))
+    found = {}
+    for gpus in (8, 16):
+        arguments = (str(config), "--gpus", f"{gpus}xH100", "--dp", str(gpus), "--ep", "1",
+                     "--sharding", "FSDP", "--micro-batch", "1", "--recompute", "full",
+                     "--sequence", "512")
+        code, out, err = ask(monkeypatch, capsys, *arguments, "--exact")
+        assert code == 0, err
+        found[gpus] = " ".join(out.split())
+    assert "8 of 16 ranks keep one each, and a gathered layer is padded to 16 experts" in found[16]
+    assert "padded to" not in found[8]
+
+
 @pytest.mark.parametrize("content, says", [
     ("nothing", "cannot read"), ("{}", "names no model_type"), ("[1]", "names no model_type"),
     ('{"model_type": "abacus"}', "abacus")])

@@ -291,8 +291,8 @@ def test_the_first_stop_ends_the_table(monkeypatch, capsys):
 def workbook(tmp_path):
     """A workbook of two notebooks with a reference run of a laptop."""
     for name in ("00_small", "04_large"):
-        (tmp_path / "solutions").mkdir(exist_ok=True)
-        (tmp_path / "solutions" / f"{name}.py").touch()
+        (tmp_path / "notebooks").mkdir(exist_ok=True)
+        (tmp_path / "notebooks" / f"{name}.ipynb").touch()
     folder = tmp_path / "experiments" / "reference" / "laptop"
     folder.mkdir(parents=True)
     (folder / "results.json").write_text(json.dumps({
@@ -318,7 +318,7 @@ def test_which_notebooks_run_on_a_laptop(workbook, monkeypatch, free, status, va
 def test_a_notebook_that_no_reference_run_has(workbook, monkeypatch):
     monkeypatch.setattr(nvidia_smi, "is_there", lambda: False)
     for name in ("09_new", "07b_new"):
-        (workbook / "solutions" / f"{name}.py").touch()
+        (workbook / "notebooks" / f"{name}.ipynb").touch()
     assert "has no 07b and 09: how long that takes" in notebooks.running(workbook).advice
 
 

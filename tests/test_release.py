@@ -111,19 +111,23 @@ def test_its_commands_answer_and_work_is_filled(made, tmp_path):
     subprocess.run([folder / "scripts" / "work", "--to", tmp_path / "work"], check=True,
                    capture_output=True)
     assert len(list((tmp_path / "work").glob("*.ipynb"))) == 12
-    in_archive(folder, "import _preflight.table, _preflight.notebooks, _plan.asked, _setup",
-               PYTHONPATH=f"{folder}:{folder / 'scripts'}")
+    said = in_archive(folder, "import _preflight.table, _plan.asked, _setup\n"
+                      "from _preflight import notebooks\nprint(notebooks.running().value)",
+                      PYTHONPATH=f"{folder}:{folder / 'scripts'}")
+    assert said.startswith("12 notebooks; how long they take")
 
 
 @pytest.mark.slow
 def test_each_variant_has_its_own_numbers(made):
     code = ("from labs.training import data\nfrom labs.checks.generator import new_generator\n"
-            "print(data.windows(1, 8).tolist(), new_generator().random())")
+            "print(data.windows(1, 8).tolist(), new_generator().random())\n"
+            "from labs.scaling import release_note\nprint(release_note())")
     folder, _ = made
     assert (folder / archive.VARIANT).read_text() == "autumn\n"
     found = [in_archive(place, code, WORKBOOK_SEED="1") for place in (folder, folder, ROOT)]
     assert found[0] == found[1] and found[0] != found[2]
     assert found[0].split("]]")[1] != found[2].split("]]")[1]
+    assert found[0].splitlines()[1] != found[2].splitlines()[1]  # the figure of exercise 6.3
 
 
 @pytest.mark.slow

@@ -171,3 +171,24 @@ def test_students_of_one_copy_each_have_a_folder_of_their_own(tmp_path):
         mine = tmp_path / name / "work"
         assert tree.says("--to", mine) == "" and texts(mine / f"{NAME}.ipynb") == FIRST
     assert not tree.mine.exists()
+
+
+def test_a_reset_notebook_is_new_and_the_old_one_is_kept(tree):
+    write(tree.mine, FIRST | {"gap-1": "x = 1"})
+    said = tree.says("--reset", "03")
+    assert said == (f"work/{NAME}.ipynb is new, without answers. Yours as it was: "
+                    f"work/{NAME}.old-1.ipynb.\n")
+    assert texts(tree.mine) == FIRST
+    assert texts(tree.mine.with_name(f"{NAME}.old-1.ipynb"))["gap-1"] == "x = 1"
+    tree.publish(NEWER)
+    assert "had no changes" in tree.says()  # its original is the fresh one's
+
+
+def test_a_notebook_that_is_gone_can_be_reset(tree):
+    tree.mine.unlink()
+    assert tree.says("--reset", NAME) == f"work/{NAME}.ipynb is new, without answers.\n"
+
+
+def test_one_notebook_is_not_taken_and_reset(tree):
+    done = tree.run("--take", "03", "--reset", "03")
+    assert done.returncode == 2 and "choose one" in done.stderr

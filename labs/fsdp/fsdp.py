@@ -39,43 +39,46 @@ def check_fsdp(script: str = "fsdp.py"):
     if waits := waits_for("4.13", script):
         return waits
     with processes.temporary_folder() as folder:
-        first = _judged(script, "2 ranks", 2, f"{folder}/trained", EPOCHS)
+        first = _judged(script, "2 ranks", 2, folder, "trained", EPOCHS)
         _judge_blocks(first, "2 ranks", 1)
         # Under another name, and with a learning rate that is not the saved one: what is not in
         # the checkpoint, or not loaded, shows.
         Path(folder, "moved").mkdir()
         saved = Path(folder, "trained", f"epoch_{EPOCHS}").rename(Path(folder, "moved", "epoch_1"))
-        resumed = _judged(script, "3 ranks, --resume", 3, f"{folder}/resumed", 2 * EPOCHS,
+        resumed = _judged(script, "3 ranks, --resume", 3, folder, "resumed", 2 * EPOCHS,
                           "--resume", str(saved), "--lr", "5e-4", before=first)
         _judge_blocks(resumed, "3 ranks, --resume", 1)
-        recomputed = _run(script, "2 ranks, --recompute", 2, f"{folder}/recompute", EPOCHS,
+        recomputed = _run(script, "2 ranks, --recompute", 2, folder, "recompute", EPOCHS,
                           "--recompute")
         updates.judge(recomputed, "2 ranks, --recompute", NUMBERS, "fsdp", falling=False)
         _judge_blocks(recomputed, "2 ranks, --recompute", 2)
-        _judge_types(_run(script, "2 ranks, --bf16", 2, f"{folder}/bf16", EPOCHS, "--bf16"),
+        _judge_types(_run(script, "2 ranks, --bf16", 2, folder, "bf16", EPOCHS, "--bf16"),
                      first, "2 ranks, --bf16")
         with status("2 ranks, of which one fails"):
             run_end.judge_failure(forked.run(
-                script, _arguments(f"{folder}/failed", EPOCHS), 2, FAILING_RANK, option=None))
+                script, _arguments(folder, "failed", EPOCHS), 2, FAILING_RANK, option=None,
+                shared=folder))
     return ("each block is a unit, and so is the rest; 2 ranks train as one process does, and 3 go "
             "on from their checkpoint; bf16 is gathered and fp32 reduced; blocks are recomputed; "
             "when a rank fails, the job fails")
 
 
-def _arguments(folder, epochs, *more) -> tuple[str, ...]:
-    return (*forked.options({**NUMBERS, "epochs": epochs}), "--checkpoints", str(folder), *more)
+def _arguments(folder, name, epochs, *more) -> tuple[str, ...]:
+    return (*forked.options({**NUMBERS, "epochs": epochs}), "--checkpoints", f"{folder}/{name}",
+            *more)
 
 
-def _run(script, what, ranks, folder, epochs, *more) -> forked.Run:
+def _run(script, what, ranks, folder, name, epochs, *more) -> forked.Run:
     with status(what):
-        run = forked.run(script, _arguments(folder, epochs, *more), ranks, option=None)
+        run = forked.run(script, _arguments(folder, name, epochs, *more), ranks, option=None,
+                         shared=folder)
     run_end.judge_end(run, what)
     run_end.judge_speaker(run, what)
     return run
 
 
-def _judged(script, what, ranks, folder, epochs, *more, before=None) -> forked.Run:
-    run = _run(script, what, ranks, folder, epochs, *more)
+def _judged(script, what, ranks, folder, name, epochs, *more, before=None) -> forked.Run:
+    run = _run(script, what, ranks, folder, name, epochs, *more)
     # Invariant: a job that goes on begins with the epoch after the last one that was saved.
     steps, wanted = len(run.records[0].steps), EPOCHS * -(-SAMPLES // (BATCH * ranks))
     if steps != wanted:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from labs.checks.generator import unless_graded
+from labs.checks.generator import new_generator, unless_graded
 from labs.checks.verdicts import Wrong, check, shows
 from labs.fsdp_profiling import recorded_runs, synthetic_traces
 from labs.fsdp_profiling.recorded_runs import RecordedRun
@@ -25,7 +25,10 @@ def check_attribute(attribute):
                  "synthetic, eleven layers": build(units=synthetic_traces.ELEVEN),
                  "synthetic, two steps in which layer.2 is not freed after forward":
                      build(steps=2, kept=("layer.2",))}
-    for name, trace in {**synthetic, **by_rank(recorded())}.items():
+    rng = new_generator()
+    drawn = {f"of drawn units, {number}": synthetic_traces.drawn_for_prefetch(rng)
+             for number in (1, 2)}
+    for name, trace in {**synthetic, **by_rank(recorded()), **drawn}.items():
         gathers = trace.of("all_gather")
         # All answers first: whether another moment was looked at shows in all of them together.
         answers = [attribute(trace, gather) for gather in gathers]

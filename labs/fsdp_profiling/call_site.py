@@ -1,9 +1,10 @@
 """Exercise 5.4: the function that called a collective, and how long a rank waits for its calls."""
 
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from labs.checks.generator import unless_graded
+from labs.checks.generator import new_generator, unless_graded
 from labs.checks.numbers import Cause, judge_number
 from labs.checks.verdicts import Wrong, check, shows
 from labs.fsdp_profiling import recorded_runs, synthetic_traces
@@ -36,7 +37,8 @@ def check_call_site(call_site, exposed_by_call_site):
     exposed_by_call_site(trace): call site -> exposed seconds of the collectives that are not
     FSDP's."""
     [collective] = synthetic_traces.trace([("all_reduce", 1, 2)], []).collectives
-    for number, (stack, want) in enumerate(_STACKS):
+    rng = new_generator()
+    for number, (stack, want) in enumerate([*_STACKS, _drawn_stack(rng), _drawn_stack(rng)]):
         _compare(call_site(replace(collective, stack=stack)), stack, want,
                  f"synthetic stack {number}")
     run = recorded(stacks=True, before_sharding=watch_activations)
@@ -46,7 +48,8 @@ def check_call_site(call_site, exposed_by_call_site):
             _compare(call_site(collective), collective.stack, want,
                      f"rank {trace.rank}, an all-reduce recorded just now")
     for name, trace in {"synthetic": _trace_with_stacks(),
-                        **{f"recorded, rank {trace.rank}": trace for trace in run}}.items():
+                        **{f"recorded, rank {trace.rank}": trace for trace in run},
+                        "of drawn moments": _drawn_trace(rng)}.items():
         _judge_seconds(exposed_by_call_site(trace), trace, f"trace {name!r}")
     return ("the frames, and the exposed seconds of each, are right on synthetic stacks and on "
             "every rank of a run recorded just now")
@@ -66,6 +69,27 @@ def _trace_with_stacks() -> Trace:
     return replace(trace, collectives=tuple(
         replace(one, stack=stack)
         for one, stack in zip(trace.collectives, stacks, strict=True)))
+
+
+def _drawn_stack(rng: random.Random) -> tuple[tuple[str, ...], str]:
+    """A stack of frames of drawn files and lines, and the program's innermost frame in it."""
+    def frames(names, ending):
+        return [f"{rng.choice(names)}{ending}({rng.randint(1, 900)}): {rng.choice(names)}"
+                for _ in range(rng.randint(1, 3))]
+
+    own = frames(("fit", "losses", "schedule", "evaluate", "logging_hooks"), ".py")
+    library = frames(("torch/nn/modules/module", "torch/utils/checkpoint",
+                      "torch/distributed/distributed_c10d", "labs/workers/calls"), ".py")
+    at = rng.randint(0, len(own) - 1)
+    return (*own[:at], *library[:1], *own[at:], *library), own[-1]
+
+
+def _drawn_trace(rng: random.Random) -> Trace:
+    """A trace of drawn moments whose collectives two call sites call, none of them FSDP's."""
+    trace = synthetic_traces.drawn_for_shares(rng)
+    stacks = [_drawn_stack(rng)[0] for _ in range(2)]
+    return replace(trace, collectives=tuple(
+        replace(one, stack=stacks[number % 2]) for number, one in enumerate(trace.collectives)))
 
 
 def own_call_site(collective: Collective) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from labs.checks.generator import new_generator
 from labs.checks.guesses import guessed
 from labs.checks.numbers import Cause, judge_number
 from labs.checks.verdicts import Wrong, check, shows
@@ -25,8 +26,11 @@ HINTS = {
 def check_communication_share(communication_share):
     """communication_share(trace): kind, or "all" -> (share of the steps with such a collective in
     flight, share in which the rank only waits for one)."""
+    rng = new_generator()
+    drawn = {f"of drawn moments, {number}": synthetic_traces.drawn_for_shares(rng)
+             for number in (1, 2)}
     cases = {name: (trace, _answer(communication_share(trace)))
-             for name, trace in traces().items()}
+             for name, trace in {**traces(), **drawn}.items()}
     for name, (trace, got) in cases.items():
         for kind, spans in _groups(trace).items():
             # A share is the time with at least one collective in flight, from begin to end, by the
@@ -49,7 +53,7 @@ def check_communication_share(communication_share):
 
 
 def traces() -> dict[str, Trace]:
-    """Returns the traces that the exercise is judged by."""
+    """Returns the traces that the exercise is judged by, but those that are drawn."""
     return {**synthetic_traces.for_shares(), **by_rank(recorded())}
 
 

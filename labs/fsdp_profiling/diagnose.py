@@ -1,10 +1,10 @@
 """Exercise 5.8: the cause of a slow run, with its evidence."""
 
 import functools
-import random
 from collections.abc import Callable
 from dataclasses import replace
 
+from labs.checks.generator import is_graded, new_generator
 from labs.checks.numbers import as_number
 from labs.checks.verdicts import Verdict, Wrong, check, shows
 from labs.fsdp_profiling import recorded_runs
@@ -37,8 +37,11 @@ def check_diagnose(diagnose):
         got, evidence = _diagnosis(diagnose(list(run), list(healthy)))
         # Each cause must be distinguished from all others, and a healthy run from all of them.
         if got != cause:
-            raise Wrong(f"a run with {_called(cause)}{how} was taken for one with {_called(got)}",
-                        _HINTS_IF_NAMED.get(got) or _HINTS[cause], code="wrong_diagnosis")
+            # Where points are given, the right cause is not said, nor the hint that belongs to it.
+            run_of = "another cause" if is_graded() else f"{_called(cause)}{how}"
+            raise Wrong(f"a run with {run_of} was taken for one with {_called(got)}",
+                        _HINTS_IF_NAMED.get(got) or ("" if is_graded() else _HINTS[cause]),
+                        code="wrong_diagnosis")
         # The evidence must be of this run: a name alone could be guessed.
         if not is_evidence(cause, evidence, run, healthy):
             if cause == "nothing":
@@ -67,7 +70,7 @@ def _record_causes(gpus) -> tuple:
     sizes = recorded_runs.preset(layers=3, batch=3)
     wanted = [(cause, 0) for cause in CAUSES] + [("slow rank", sizes.ranks - 1)]
     # The files are numbered: in a fixed order their names would tell the cause.
-    random.shuffle(wanted)
+    new_generator().shuffle(wanted)
     configs = [config_with(cause, sizes, f"check {number}", rank)
             for number, (cause, rank) in enumerate([("nothing", 0), *wanted])]
     healthy, *runs = recorded_runs.record_clearly(configs)

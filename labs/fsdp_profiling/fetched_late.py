@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from labs.checks.generator import is_graded, new_generator
 from labs.checks.verdicts import Wrong, check
 from labs.fsdp_profiling import synthetic_traces
 from labs.fsdp_profiling.injected_faults import without_prefetch
@@ -13,6 +14,7 @@ from labs.meters import trace_units
 def check_fetched_late(fetched_late):
     """fetched_late(trace): the units whose all-gather in backward was issued only when the
     gradients of the unit before them, in backward's order, were complete."""
+    rng = new_generator()
     build, eleven = synthetic_traces.for_prefetch, synthetic_traces.ELEVEN
     traces = {"synthetic, with prefetch": build(), "synthetic, without": build(prefetch=False),
               "synthetic, layer.0 late": build(late=("layer.0",)),
@@ -22,7 +24,9 @@ def check_fetched_late(fetched_late):
               "synthetic, layer.1 is not freed after forward": build(prefetch=False,
                                                                       kept=("layer.1",)),
               **by_rank(recorded(), "recorded, prefetch on"),
-              **by_rank(recorded(configure=without_prefetch), "recorded, prefetch off")}
+              **by_rank(recorded(configure=without_prefetch), "recorded, prefetch off"),
+              "of drawn units": synthetic_traces.drawn_for_prefetch(rng),
+              "of other drawn units": synthetic_traces.drawn_for_prefetch(rng)}
     for name, trace in traces.items():
         _compare(fetched_late(trace), trace, f"trace {name!r}")
     return ("late units are named where prefetch is off, and none where it is on: on synthetic "
@@ -50,7 +54,8 @@ def _compare(got, trace, what):
                     code="extra_entry")
     missing = [unit for unit in want if unit not in names]
     if missing:
-        raise Wrong(f"{what}: {', '.join(missing)} came late, and fetched_late does not say so",
+        late = "a unit" if is_graded() else ", ".join(missing)
+        raise Wrong(f"{what}: {late} came late, and fetched_late does not say so",
                     "Late is: its all-gather in backward was issued after the begin of the span "
                     "that gradients_done gives for the unit before.", code="missing_entry")
     raise Wrong(f"{what}: {', '.join(sorted(names - set(want)))} was issued in time, and "

@@ -37,12 +37,12 @@ def check_profile_fsdp(script: str = "profile_fsdp.py"):
         when = " ".join(f"--{name} {number}" for name, number in numbers.items())
         with status(when), processes.temporary_folder() as folder:
             run = forked.run(script, (*forked.options(numbers | SMALL), "--traces", str(folder)),
-                             RANKS, option=None)
+                             RANKS, option=None, shared=folder)
             _judge(run, when, numbers, Path(folder))
     with status("2 ranks, of which one fails"), processes.temporary_folder() as folder:
         run_end.judge_failure(forked.run(
             script, (*forked.options(CASES[0] | SMALL), "--traces", str(folder)), RANKS,
-            FAILING_RANK, option=None))
+            FAILING_RANK, option=None, shared=folder))
     return ("each rank's trace has the active steps and no other, with the labels, FSDP's "
             "collectives and the lines that called them; when a rank fails, the job fails")
 

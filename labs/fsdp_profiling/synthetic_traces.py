@@ -1,7 +1,9 @@
 """Small traces with round numbers, written by hand: a recorded one cannot promise to contain what
 tells a right answer from a wrong one."""
 
-from labs.meters.trace import Collective, Span, Trace
+import random
+
+from labs.meters.trace import Collective, Interval, Span, Trace
 
 UNITS = ("layer.0", "layer.1", "layer.2")
 ELEVEN = tuple(f"layers.{number}" for number in range(11))  # as texts, layers.10 is before layers.2
@@ -55,6 +57,34 @@ def for_shares() -> dict[str, Trace]:
         "two steps": trace(
             [("all_gather", 0, 1), ("all_gather", 10, 12), ("reduce_scatter", 18, 20)],
             [(0, 0.5), (1, 10), (12, 19)], seconds=20.0, steps=2)}
+
+
+def drawn_for_shares(rng: random.Random) -> Trace:
+    """A trace of drawn moments: collectives that overlap with each other and with computing."""
+    kinds = ["all_gather"] * rng.randint(2, 5) + ["reduce_scatter"] * rng.randint(1, 4)
+    kinds += ["all_reduce"] * rng.randint(0, 2)
+    collectives = []
+    for kind in kinds:
+        begin = rng.uniform(0.2, 8)
+        collectives.append((kind, begin, begin + rng.uniform(0.3, 1.9),
+                            begin - rng.uniform(0.01, 0.2)))
+    return trace(collectives, drawn_intervals(rng, rng.randint(2, 5), 10.0),
+                 seconds=rng.uniform(10, 12))
+
+
+def drawn_intervals(rng: random.Random, count: int, end: float) -> list[Interval]:
+    """So many intervals between 0 and `end`, apart from each other."""
+    moments = sorted(rng.uniform(0, end) for _ in range(2 * count))
+    return list(zip(moments[::2], moments[1::2], strict=True))
+
+
+def drawn_for_prefetch(rng: random.Random) -> Trace:
+    """A trace with FSDP2's labels, of units with drawn names of which some are prefetched late."""
+    name = rng.choice(("blocks", "model.layers", "transformer.h", "encoder.layer"))
+    first = rng.randint(0, 40)
+    units = tuple(f"{name}.{first + number}" for number in range(rng.randint(3, 9)))
+    return for_prefetch(late=tuple(rng.sample(units[:-1], rng.randint(1, len(units) - 1))),
+                        latency=rng.choice((0.05, 0.5, 4.0)), units=units)
 
 
 def for_prefetch(prefetch: bool = True, late: tuple[str, ...] = (), latency: float = 0.5,

@@ -1,8 +1,8 @@
 """Exercise 1.4: what forward saves, of a layer and of a model."""
 
-import random
 from dataclasses import replace
 
+from labs.checks.generator import new_generator
 from labs.checks.guesses import guessed
 from labs.checks.numbers import Cause, judge_number, pairs, require_signature
 from labs.checks.verdicts import check, print_in_script, shows
@@ -14,8 +14,9 @@ from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
 from labs.predictions import hardware
 from labs.predictions.memory.activations import korthikanti
-from labs.predictions.memory.parameters import Shape, shape_of
+from labs.predictions.memory.parameters import shape_of
 from labs.predictions.memory.predict import predict
+from labs.predictions.memory.shape import Shape
 from labs.training import hf_configs
 from labs.training.memory_categories import GB
 
@@ -32,8 +33,9 @@ def check_activations(layer_activations, activations):
     for sizes in (SHOWN, random_sizes(), random_sizes()):
         for fused in (True, False):  # what is wrong without scores is found without them
             _judge_layer(layer_activations, *sizes, fused)
+    rng = new_generator()
     for name, m in _models():
-        for batch, sequence in ((1, 1024), (random.randint(2, 9), 8 * random.randint(20, 99))):
+        for batch, sequence in ((1, 1024), (rng.randint(2, 9), 8 * rng.randint(20, 99))):
             for checkpointing in (False, True):
                 _judge_model(activations, name, m, batch, sequence, checkpointing)
     batch, sequence, _, heads = SHOWN

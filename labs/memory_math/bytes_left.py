@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from labs.checks.generator import new_generator
+from labs.checks.generator import new_generator, unless_graded
 from labs.checks.guesses import guessed
 from labs.checks.numbers import (
     Cause,
@@ -123,7 +123,7 @@ def _judge_batch(largest_batch, name, m, recipe, stage, ranks, _, sequence, chec
     # ranks, a fraction of a sequence, and a negative number where none fits.
     causes = [Cause("first_too_large", largest + 1, "that many do not fit",
                     "A batch fits if it leaves 0 bytes or more."),
-              *([Cause("one_too_few", largest - 1, f"{largest} fit, too",
+              *([Cause("one_too_few", largest - 1, f"{unless_graded(largest)} fit, too",
                        "A batch fits if it leaves 0 bytes or more.")] if largest else []),
               Cause("sequences_all_ranks_counted", largest * ranks,
                     "that is the batch of all ranks together", "Return the batch of one rank."),

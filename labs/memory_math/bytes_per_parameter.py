@@ -1,10 +1,10 @@
 """Exercise 1.2: bytes per parameter by recipe, and the recipes that a quoted figure may assume."""
 
-import random
 from collections.abc import Collection
 
 import torch
 
+from labs.checks.generator import is_graded, new_generator, unless_graded
 from labs.checks.guesses import guessed
 from labs.checks.numbers import Cause, judge_number, pairs, require_numbers, require_signature
 from labs.checks.verdicts import Wrong, check, kind_of, shows
@@ -64,7 +64,8 @@ def _recipes() -> list[Types]:
 
 def random_types() -> list[Types]:
     others = [torch.float64, torch.float8_e4m3fn, torch.float16, torch.uint8]
-    return [(*random.sample(others, 3), master) for master in (False, True)]
+    rng = new_generator()
+    return [(*rng.sample(others, 3), master) for master in (False, True)]
 
 
 def bytes_of(weights, gradients, moments, master) -> tuple[int, int, int]:
@@ -109,7 +110,7 @@ def causes_of(weights, gradients, moments, master, parameter: int, gradient: int
 def _random_cases() -> list[tuple[int, int, dict[str, Types]]]:
     """(GB, billions of parameters, recipes by name): a figure of each of two recipes."""
     recipes = dict(zip(("first", "second"), random_types(), strict=True))
-    billions = random.randint(3, 90)
+    billions = new_generator().randint(3, 90)
     return [(billions * sum(bytes_of(*types)), billions, recipes) for types in recipes.values()]
 
 
@@ -122,11 +123,13 @@ def _judge_names(recipes_behind, gigabytes, billions, recipes):
     # All recipes and no other: catches the first match alone, exact equality with a rounded
     # figure, and a tolerance that takes the neighbour.
     for name in sorted(right - found):
-        raise Wrong(f"{what}: {name!r} is missing, which makes {_gb(totals[name])} GB",
+        which = "a recipe" if is_graded() else repr(name)
+        raise Wrong(f"{what}: {which} is missing, which makes "
+                    f"{unless_graded(_gb(totals[name]))} GB",
                     "Several recipes may lead to one figure, and figures are rounded to whole GB.",
                     code="missing_entry")
     for name in sorted(found - right):
-        raise Wrong(f"{what}: {name!r} makes {_gb(totals[name])} GB",
+        raise Wrong(f"{what}: {name!r} makes {unless_graded(_gb(totals[name]))} GB",
                     "Only recipes that lead to this figure, rounded to whole GB.",
                     code="extra_entry")
 

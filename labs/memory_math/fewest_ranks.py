@@ -2,7 +2,7 @@
 
 import math
 
-from labs.checks.generator import new_generator
+from labs.checks.generator import new_generator, unless_graded
 from labs.checks.numbers import Cause, as_number, judge_number, require_signature
 from labs.checks.verdicts import Wrong, check, kind_of
 from labs.memory_math.scaffold import TABLE_HINT
@@ -62,7 +62,7 @@ def _judge_fewest(got, count, recipe, stage, room, name):
                         "rank. Return None where it fills the room.", code="impossible_room")
         return
     if got is None:
-        raise Wrong(f"{what}: it returned None, but {right} ranks are enough",
+        raise Wrong(f"{what}: it returned None, but {unless_graded(right)} ranks are enough",
                     "`at most` the room: equal counts as fitting.", code="nothing_returned")
     # Bytes of the states on all ranks together.
     whole = count * sum(recipe)
@@ -71,7 +71,8 @@ def _judge_fewest(got, count, recipe, stage, room, name):
                     "on so many ranks the states take more than the room",
                     "Round up: a part of a rank is a rank."),
               Cause("equal_does_not_fit", right + 1,
-                    f"{right} are enough, they take at most the room", "Equal fits."),
+                    f"{unless_graded(right)} are enough, they take at most the room",
+                    "Equal fits."),
               Cause("everything_divided", math.ceil(whole / room),
                     "as if the stage sharded everything",
                     "First subtract what every rank replicates."),

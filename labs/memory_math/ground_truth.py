@@ -19,7 +19,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from labs.checks.generator import new_generator
-from labs.predictions.memory.parameters import Shape, shape_of
+from labs.predictions.memory.parameters import shape_of
+from labs.predictions.memory.shape import Shape
 from labs.training import hf_configs
 from labs.training.memory_categories import Memory
 from labs.training.models import count_trainable

@@ -2,6 +2,7 @@
 
 import functools
 
+from labs.checks.generator import new_generator
 from labs.checks.guesses import guessed
 from labs.checks.numbers import Cause, judge_number, require_numbers, require_signature
 from labs.checks.verdicts import check, print_in_script, shows
@@ -35,14 +36,18 @@ def check_rank_states(rank_states):
 
 
 def rank_memories() -> list[RankMemory]:
-    """What ranks hold that train a small GPT-2: plain on one rank, under DDP on 3 and 2, under
-    FSDP2 on 4 and 2. On the check's device: the CPU is exact and quick."""
+    """What ranks hold that train a small GPT-2 of drawn sizes: plain on one rank, under DDP on 3
+    and 2, under FSDP2 on 4 and 2. On the check's device: the CPU is exact and quick. Measured once
+    in a process."""
     return _rank_memories(devices.gpus())
 
 
 @functools.cache
 def _rank_memories(gpus) -> list[RankMemory]:
-    small = preset("laptop", ranks=1, layers=2, hidden=32, heads=4, context=16, batch=2)
+    rng = new_generator()
+    # Always as many layers, and so tensors: the verdict says the bytes of their step counters.
+    small = preset("laptop", ranks=1, layers=2, hidden=8 * rng.randint(3, 6), heads=4,
+                   context=4 * rng.randint(3, 6), batch=2)
     # 2 ranks come last: there a half may be a rank's share, 16 bits, or N/2 copies. All sizes
     # divide by 4.
     jobs = ((("plain",), 1), (("DDP",), 3), (("FSDP2",), 4), (("DDP", "FSDP2"), 2))

@@ -11,8 +11,9 @@ from labs.checks.comparison import compare, config_of, model_of
 from labs.checks.verdicts import shows
 from labs.meters import memory, throughput
 from labs.meters.metrics import Metric
-from labs.predictions.memory.parameters import Shape, shape_of
+from labs.predictions.memory.parameters import shape_of
 from labs.predictions.memory.predict import predict
+from labs.predictions.memory.shape import Shape
 from labs.training import data, hf_configs, strategies
 from labs.training.memory_categories import Memory
 from labs.training.presets import Preset

@@ -21,15 +21,17 @@ if TYPE_CHECKING:
     from labs.mixture_of_experts.name_fault import check_name_fault, show_gradients
     # isort: split
     # part 2: balance, FSDP, size
-    from labs.mixture_of_experts.balance import (
-        check_balance,
-        show_balance,
-        show_slowest_rank,
-    )
+    from labs.mixture_of_experts.balance import check_balance
+    from labs.mixture_of_experts.balance_pictures import show_balance, show_micro_batches
     from labs.mixture_of_experts.dual_pipe import show_dual_pipe
     from labs.mixture_of_experts.expert_fsdp import check_expert_fsdp, show_memory, show_trace
-    from labs.mixture_of_experts.layer_bytes import check_layer_bytes, show_layer_bytes
+    from labs.mixture_of_experts.layer_bytes import (
+        check_layer_bytes,
+        show_layer_bytes,
+        show_measured_bytes,
+    )
     from labs.mixture_of_experts.plans import show_plans, show_published_runs
+    from labs.mixture_of_experts.slowest_rank import show_slowest_rank
     from labs.mixture_of_experts.within_capacity import check_within_capacity, show_dropped
     # isort: split
     # a script of one's own

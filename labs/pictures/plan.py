@@ -16,7 +16,8 @@ from labs.training.memory_categories import GB
 
 TOKENS = 4 * 2**20  # of a step
 DEFAULTS = dict(model="Llama-3-8B", gpus=64, gpu="H100", sharding="FSDP", tensor=1, pipeline=1,
-                micro_batch=1, sequence=4096, recompute="full", code="PyTorch, eager")
+                micro_batch=1, sequence=4096, recompute="full", code="PyTorch, eager",
+                expert=1)
 _TAKEN = {"computing": ("matmul", "attention", "memory"),
           "communication": ("tensor", "context", "expert", "sharding", "all_reduce", "pipeline"),
           "host": ("launch", "host"), "waiting": ("bubble", "stall")}
@@ -59,7 +60,8 @@ def _controls() -> list[tuple]:
             ("recompute", "recompute", "menu", RECOMPUTE),
             ("micro_batch", "micro-batch", "slider", powers_of_two(0, 5)),
             ("code", "code base", "menu", tuple(CODE_BASES)),
-            ("sequence", "sequence", "slider", powers_of_two(9, 17))]
+            ("sequence", "sequence", "slider", powers_of_two(9, 17)),
+            ("expert", "expert-parallel", "slider", powers_of_two(0, 6))]
 
 
 def _of_job(job: Job, start: Plan, first) -> Controls:
@@ -87,10 +89,10 @@ def _of_job(job: Job, start: Plan, first) -> Controls:
 
 
 def draw_plan(*, model, gpus, gpu, sharding, tensor, pipeline, micro_batch, sequence, recompute,
-              code) -> Picture:
+              code, expert) -> Picture:
     """The picture of one plan; of one that cannot be run the reason."""
     job, asked = _asked(model, gpus, gpu, sharding, tensor, pipeline, micro_batch, sequence,
-                        recompute, code)
+                        recompute, code, expert)
     return _drawn(job, {f"{model}\n{gpus:,} × {gpu}": asked},
                   f"{job.batch:,} sequences a step")
 
@@ -122,7 +124,8 @@ def _drawn(job, plans, job_named) -> Picture:
     return Picture(figure, "\n".join([lesson(answer), *words, note]), data=answer)
 
 
-def _asked(model, gpus, card, sharding, tensor, pipeline, micro_batch, sequence, recompute, code):
+def _asked(model, gpus, card, sharding, tensor, pipeline, micro_batch, sequence, recompute, code,
+           expert):
     """(job, plan); data is what is left over of the GPUs."""
     data = max(1, gpus // (tensor * pipeline))
     each = data * micro_batch
@@ -131,7 +134,7 @@ def _asked(model, gpus, card, sharding, tensor, pipeline, micro_batch, sequence,
     job = Job(model, shape_named(model), sequence, batch, gpu(card), gpus, min(8, gpus),
               "bf16 policy" if code.startswith("PyTorch") else None, code=base)
     return job, Plan(data, tensor, pipeline, sharding=sharding, micro_batch=micro_batch,
-                     recompute=recompute)
+                     recompute=recompute, expert=expert)
 
 
 def _bars(answer) -> tuple[marks.LabelledBar, marks.LabelledBar]:

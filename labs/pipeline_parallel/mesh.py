@@ -104,7 +104,7 @@ def _judge_group(group, rank, dimension, mesh):
         raise Wrong(f"{where} is {_short(got)}, the group of dimension {other}",
                     "The ranks of a group differ in the coordinate of its dimension alone.",
                     code="other_dimension")
-    raise Wrong(f"{where} is {_short(got)}, but it should be {_short(want)}",
+    raise Wrong(f"{where} is {_short(got)}, but it should be {unless_graded(_short(want))}",
                 "All coordinates but one stay as they are. To get a rank from coordinates, invert "
                 "`coordinates`.", code="wrong_group")
 

@@ -42,7 +42,7 @@ def check_pipeline(script: str = "pipeline.py"):
                    "epochs": EPOCHS, "blocks": blocks, "seed": seed}
         with status(f"{ranks} ranks"), processes.temporary_folder() as folder:
             run = forked.run(script, (*forked.options(numbers), "--folder", str(folder)), ranks,
-                             option=None)
+                             option=None, shared=folder)
             _judge(run, f"{ranks} ranks, {blocks + 2} layers", Path(folder), numbers)
     return ("each layer is on one rank, on 2 ranks and on 4; losses and parameters are those of "
             "one process; no stage has more micro-batches in flight than 1F1B")

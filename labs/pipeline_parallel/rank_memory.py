@@ -4,19 +4,22 @@ from collections.abc import Callable
 
 from matplotlib.patches import Patch
 
+from labs.checks.generator import new_generator
 from labs.checks.guesses import guessed
 from labs.checks.numbers import Mistake, common_cause, judge_number, require_named
 from labs.checks.verdicts import check, shows
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.pipeline_parallel.choose_plan import GB
-from labs.predictions.hardware import overhead
-from labs.predictions.plans.job import Job, Plan
+from labs.predictions.hardware import gpu, overhead
+from labs.predictions.memory.parameters import Shape
+from labs.predictions.plans.job import RECOMPUTE, Job, Plan
 from labs.predictions.plans.known_jobs import JOBS
 from labs.predictions.plans.memory import in_flight, layer_activations, rank_memory
 
 PARTS = ("parameters", "gradients", "optimizer state", "activations")
 TOLERANCE = 2e-3  # relative: norms, which tensor parallelism does not cut, may be cut or left out
+DRAWN = 4  # jobs that differ at each call
 Case = tuple[Job, Plan, int]
 
 
@@ -31,6 +34,32 @@ def cases() -> list[Case]:
               (seventy, Plan(8, 8, 8, recompute="none")),
               (seventy, Plan(32, 8, 2, recompute="none")),
               (small, Plan(1, 1, 8)), (small, Plan(2, 2, 2, micro_batch=4))]
+    return _with_stages(plans)
+
+
+def drawn_cases() -> list[Case]:
+    """Jobs and plans of drawn sizes, others at each call, that no table lists."""
+    rng, plans = new_generator(), []
+    for _ in range(DRAWN):
+        # wide enough for the norms to be less than TOLERANCE of a layer
+        heads, stages, is_gpt = 8 * rng.randint(4, 16), rng.randint(2, 12), rng.random() < 0.5
+        hidden, layers = 128 * heads, stages * rng.randint(1, 12)
+        vocabulary, batches = 128 * rng.randint(250, 1200), rng.randint(1, 2 * stages)
+        shape = (Shape("gpt2", hidden, layers, heads, heads, 128, 4 * hidden, vocabulary, 8192,
+                       tied=True, qkv_bias=True, out_bias=True, mlp_bias=True) if is_gpt else
+                 Shape("llama", hidden, layers, heads, 8, 128, 1024 * rng.randint(10, 60),
+                       vocabulary))
+        plan = Plan(rng.randint(2, 40), rng.choice((1, 2, 4, 8)), stages,
+                    micro_batch=rng.randint(1, 4), recompute=rng.choice(RECOMPUTE))
+        job = Job("a job of drawn sizes", shape, 1024 * rng.randint(1, 8),
+                  plan.data * plan.micro_batch * batches, gpu("H100"), plan.gpus,
+                  flash=rng.random() < 0.5)
+        plans.append((job, plan))
+    return _with_stages(plans)
+
+
+def _with_stages(plans: list[tuple[Job, Plan]]) -> list[Case]:
+    """The first stage of each plan, one in the middle, and the last."""
     return [(job, plan, stage) for job, plan in plans
             for stage in sorted({0, plan.pipeline // 2, plan.pipeline - 1})]
 
@@ -152,7 +181,8 @@ MISTAKES: dict[str, list[Mistake]] = {name: [*found, *_units(name)] for name, fo
 @check("7.24")
 def check_rank_memory(rank_memory_of: Callable):
     """rank_memory_of(job, plan, stage) -> the bytes of PARTS, of one rank of a stage."""
-    tried = cases()
+    known = cases()
+    tried = [*known, *drawn_cases()]
     answers = [require_named(rank_memory_of(*case), PARTS, _named(*case)) for case in tried]
     for at, case in enumerate(tried):
         want = rank_memory(*case)
@@ -163,8 +193,8 @@ def check_rank_memory(rank_memory_of: Callable):
             judge_number(found[at], want[name],
                          common_cause(MISTAKES[name], tried, found, at, TOLERANCE),
                          f"{_named(*case)}: {name}", "bytes", rel_tol=TOLERANCE)
-    return (f"right for {len(tried)} ranks: from one GPU's to those of 175B parameters on 3,072, "
-            "by part")
+    return (f"right for {len(known)} ranks: from one GPU's to those of 175B parameters on 3,072, "
+            "by part; and for those of drawn jobs")
 
 
 def _named(job, plan, stage) -> str:

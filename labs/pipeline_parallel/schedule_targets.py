@@ -3,6 +3,7 @@ activations; never by its order, of which several are equally good."""
 
 from collections.abc import Callable, Sequence
 
+from labs.checks.generator import is_graded, new_generator
 from labs.checks.verdicts import Wrong, kind_of
 from labs.predictions.pipelines.formulas import Kind
 from labs.predictions.pipelines.legality import require_legal
@@ -13,6 +14,7 @@ from labs.words import counted
 # (ranks, micro-batches): that of the pictures first; fewer micro-batches than ranks, one rank, one
 # micro-batch, numbers that do not divide each other.
 SIZES = ((4, 8), (2, 4), (3, 5), (4, 2), (5, 3), (1, 3), (2, 1), (1, 1), (6, 16), (8, 8))
+DRAWN = 6  # sizes that differ at each call
 ORDER_HINT = ("A rank runs its list from left to right and waits where something is missing. "
               "Follow one micro-batch: F from rank 0 to the last rank, then B back to rank 0.")
 
@@ -36,14 +38,26 @@ def legal_schedule(returned, ranks: int, micro_batches: int, chunks: int = 1) ->
         raise Wrong(str(error), ORDER_HINT, code=error.code) from None
 
 
+def drawn_sizes(are_interleaved: bool = False) -> list[tuple[int, ...]]:
+    """Sizes that no table of schedules lists: (ranks, micro-batches), and for an interleaved
+    schedule chunks too, with micro-batches that are a multiple of the ranks."""
+    rng, found = new_generator(), []
+    while len(found) < DRAWN:
+        ranks = rng.randint(2, 9)
+        found.append((ranks, ranks * rng.randint(1, 4), rng.randint(2, 5)) if are_interleaved
+                     else (ranks, rng.randint(1, 40)))
+    return found
+
+
 def judge_targets(function: Callable, kind: Kind, sizes: Sequence[tuple], slots_hint: str,
                   peak_hint: str, cause: Callable[[Schedule, Schedule], Wrong | None] | None = None,
                   ) -> str:
     """Compares what `function(*size)` returns, for each size, with the slots and the peak of the
-    known schedule; returns the sentence on a right answer. Raises Wrong. cause: of a schedule with
-    too many slots and the known one, what makes it longer; None where it finds nothing."""
-    first = None
-    for size in sizes:
+    known schedule, and then for drawn ones; returns the sentence on a right answer. Raises Wrong.
+    cause: of a schedule with too many slots and the known one, what makes it longer; None where it
+    finds nothing."""
+    first, tried = None, [*sizes, *drawn_sizes(len(sizes[0]) == 3)]
+    for size in tried:
         where = _where(*size)
         try:
             schedule = legal_schedule(function(*size), *size)
@@ -55,7 +69,7 @@ def judge_targets(function: Callable, kind: Kind, sizes: Sequence[tuple], slots_
         first = first or (where, timeline)
     where, timeline = first
     chunks = (*sizes[0], 1)[2]
-    return (f"legal for {len(sizes)} sizes, also with one rank and one micro-batch; {where}: "
+    return (f"legal for {len(tried)} sizes, also with one rank and one micro-batch; {where}: "
             f"{_slots(timeline.makespan, chunks)}, a bubble of {timeline.bubble():.1%}, at most "
             f"{_held(max(timeline.peaks()), chunks)} in flight on a rank")
 
@@ -70,8 +84,10 @@ def _judge_slots(schedule, timeline: Timeline, kind, size, where, hint, cause=No
         return
     idle = [timeline.makespan - _busy(spans) for spans in timeline.spans]
     worst = max(range(ranks), key=idle.__getitem__)
-    length = (f"{where}: the step takes {_slots(timeline.makespan, chunks)}, and "
-              f"{enough / chunks:g} are enough")
+    # Where points are given, the right number is not said.
+    enough = "fewer" if is_graded() else f"{enough / chunks:g}"
+    length = (f"{where}: the step takes {_slots(timeline.makespan, chunks)}, and {enough} are "
+              "enough")
     text = f"{length}; rank {worst} is idle for {idle[worst] / chunks:g}"
     if ranks > 1 and sum(map(_busy, timeline.spans)) == timeline.makespan:
         raise Wrong(f"{text}, because only one rank ever computes at a time",
@@ -96,9 +112,10 @@ def _judge_peak(timeline: Timeline, kind, size, where, hint):
     enough = max(kind.peak(ranks, micro_batches, chunks, rank) for rank in range(ranks))
     for rank, peak in enumerate(timeline.peaks()):
         if peak > enough:
+            enough = "fewer" if is_graded() else f"{enough / chunks:g}"
             raise Wrong(f"{where}: rank {rank} has the activations of {_held(peak, chunks)} in "
-                        f"flight at its peak, and {enough / chunks:g} are enough for a step of as "
-                        "many slots", hint, code="too_many_in_flight")
+                        f"flight at its peak, and {enough} are enough for a step of as many slots",
+                        hint, code="too_many_in_flight")
 
 
 def _longest_wait(schedule, spans, chunks) -> str:

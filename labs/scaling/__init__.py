@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     # part 2: scaling efficiency
     from labs.meters.trace import subtract, total_seconds, union
     from labs.scaling.attribute_overhead import check_attribute_overhead
-    from labs.scaling.efficiency import check_efficiency, show_scaling
+    from labs.scaling.efficiency import check_efficiency, release_note, show_scaling
     from labs.scaling.lost_time_runs import record_lost_time, show_lost_time
     # isort: split
     # part 3: two hosts

@@ -5,12 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from labs.checks.numbers import (
-    Cause,
-    judge_number,
-    require_named,
-    require_signature,
-)
+from labs.checks.generator import new_generator
+from labs.checks.numbers import Cause, judge_number, require_named, require_signature
 from labs.checks.verdicts import check
 from labs.meters import lost_time
 from labs.meters.lost_time import LOADER, PARTS, last_begins, lost_seconds
@@ -40,7 +36,9 @@ def check_attribute_overhead(parts_of_step: Callable, attribute_overhead: Callab
     part -> seconds that a step loses against one rank alone."""
     require_signature(parts_of_step, ("run", "rank"))
     require_signature(attribute_overhead, ("run", "alone"))
-    cases = lost_time_traces.cases()
+    known, rng = lost_time_traces.cases(), new_generator()
+    cases = known | {f"of drawn moments, {number}": lost_time_traces.drawn_case(rng)
+                     for number in (1, 2)}
     for name, (run, alone) in cases.items():
         for rank in range(len(run)):
             _judge_parts(parts_of_step, run, rank, f"trace {name!r}, rank {rank}")

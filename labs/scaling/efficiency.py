@@ -1,11 +1,12 @@
 """Exercise 6.3: efficiency from throughputs, and what a promised speed-up is as one; and the
 picture of both kinds of scaling on this machine."""
 
-import random
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from matplotlib.lines import Line2D
 
+from labs.checks.generator import new_generator
 from labs.checks.guesses import guessed
 from labs.checks.numbers import (
     Cause,
@@ -20,10 +21,32 @@ from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.scaling.scaling_runs import BYTES, Scaling, efficiencies, measure_scaling
 from labs.words import counted
-from labs.workers import devices
+from labs.workers import devices, variant
 
-CLAIMED = (1.5, 1.7)  # times the throughput of one GPU, on two
+
+@dataclass(frozen=True)
+class ReleaseNote:
+    """What a note calls an efficiency and is a speed-up: lowest to highest times the throughput of
+    one GPU, on so many GPUs."""
+
+    gpus: int
+    lowest: float
+    highest: float
+
+    def __repr__(self):
+        return f"{self.lowest:g}–{self.highest:g}× scaling efficiency on {self.gpus} GPUs"
+
+
+# All are above 1, and no efficiency is the same as another note's. The first one is the workbook's
+# without a variant.
+NOTES = (ReleaseNote(2, 1.5, 1.7), ReleaseNote(2, 1.3, 1.6), ReleaseNote(4, 2.5, 3.1),
+         ReleaseNote(4, 2.9, 3.5), ReleaseNote(8, 5.4, 6.2), ReleaseNote(8, 4.6, 7.1))
 _RULE = "N ranks could do N times the work of one: divide what they do by what they could do."
+
+
+def release_note() -> ReleaseNote:
+    """The note of exercise 6.3; another one in a variant of the workbook."""
+    return variant.choice(NOTES)
 
 
 @check("6.3")
@@ -37,17 +60,19 @@ def check_efficiency(efficiency: Callable, claimed):
                      _causes(ranks, throughput, alone), f"{counted(ranks, 'rank')} with "
                      f"{throughput:,.10g} tokens/s, one alone with {alone:,.10g}: the efficiency",
                      "", _RULE)
-    _judge_claim(claimed)
+    note = release_note()
+    _judge_claim(claimed, note)
     return ("right for 1 to 1,024 ranks; the promised figure is a speed-up, and its "
-            f"efficiency {CLAIMED[0] / 2:.0%} to {CLAIMED[1] / 2:.0%}")
+            f"efficiency {note.lowest / note.gpus:.0%} to {note.highest / note.gpus:.0%}")
 
 
 def _cases() -> Iterator[tuple[int, float, float]]:
     """(ranks, throughput of all, throughput of one): some that were chosen, and random ones."""
     yield from ((2, 1500.0, 1000.0), (8, 6000, 1000), (4, 4400.0, 1000.0), (1, 730.5, 730.5))
+    rng = new_generator()
     for ranks in (3, 7, 64, 1024):
-        alone = random.uniform(100, 5000)
-        yield ranks, ranks * alone * random.uniform(0.4, 0.97), alone
+        alone = rng.uniform(100, 5000)
+        yield ranks, ranks * alone * rng.uniform(0.4, 0.97), alone
 
 
 def _causes(ranks, throughput, alone) -> list[Cause]:
@@ -75,27 +100,29 @@ def _causes(ranks, throughput, alone) -> list[Cause]:
               "a cache: report what was measured.")]
 
 
-def _judge_claim(claimed) -> None:
+def _judge_claim(claimed, note) -> None:
     names = ("the lowest", "the highest")
     found = require_numbers(claimed, names, "the promised figure", "`claimed` is")
-    # A speed-up on two GPUs, as an efficiency.
-    want = [each / 2 for each in CLAIMED]
+    speedups = (note.lowest, note.highest)
+    want = [each / note.gpus for each in speedups]
     if list(map(as_number, found)) == want[::-1]:
         raise Wrong("the promised figure: the highest efficiency stands first",
                     "Return the lowest, then the highest.", code="wrong_order")
-    for name, got, right, speedup in zip(names, found, want, CLAIMED, strict=True):
-        # A speed-up of 2 would be perfect on 2 GPUs: an efficiency of 150 % is impossible there.
+    for name, got, right, speedup in zip(names, found, want, speedups, strict=True):
+        # A speed-up of N would be perfect on N GPUs: an efficiency above 1 is impossible there.
         judge_number(got, right, [
-            Cause("speed_up", speedup, "that is the speed-up", "What would 2 GPUs do at best?"),
+            Cause("speed_up", speedup, "that is the speed-up",
+                  f"What would {note.gpus} GPUs do at best?"),
             Cause("in_percent", 100 * right, "that is in percent", "An efficiency of 80 % is 0.8."),
-            Cause("second_gpu_adds", speedup - 1, "that is what the second GPU adds",
+            Cause("other_gpus_add", speedup - 1, "that is what the other GPUs add",
                   "Call your function: throughput and alone may be in any unit."),
             Cause("share_time", 1 / speedup, "that is the share of the time",
                   "Call your function: throughput and alone may be in any unit."),
-            Cause("upside_down", 2 / speedup, "that is upside down",
+            Cause("upside_down", note.gpus / speedup, "that is upside down",
                   "Call your function: throughput and alone may be in any unit.")],
             f"the promised figure, {name}", "",
-            "Call your function with 2 ranks: throughput and alone may be in any unit.")
+            f"Call your function with {note.gpus} ranks: throughput and alone may be in any "
+            "unit.")
 
 
 _BYTES = {0.5: "half"}.get(BYTES, f"{BYTES:.0%}")

@@ -1,6 +1,7 @@
 """Small traces of several ranks with round numbers, by which the division of lost time is judged:
 recorded ones cannot promise to contain what tells a right answer from a wrong one."""
 
+import random
 from dataclasses import dataclass
 
 from labs.meters.trace import Collective, Interval, Span, Trace
@@ -55,6 +56,19 @@ Cases = dict[str, tuple[list[Trace], list[Trace]]]
 def cases() -> Cases:
     """Name -> (run, alone). In each run no two ranks wait equally long."""
     return {**_collectives(), **_who_waits_most(), **_data_loading(), **_issues_and_pauses()}
+
+
+def drawn_case(rng: random.Random) -> tuple[list[Trace], list[Trace]]:
+    """(run, alone) of drawn moments: ranks that load, compute, and wait for the slowest of them."""
+    loading, sending, tail = rng.uniform(0.1, 0.6), rng.uniform(0.5, 2), rng.uniform(0.1, 0.9)
+    begins = [rng.uniform(2, 6) for _ in range(rng.randint(2, 4))]
+    end = max(begins) + sending
+    ranks = [Rank(((begin, end, begin - rng.uniform(0, 1)),),
+                  ((loading, begin), (end - rng.uniform(0, 0.4), end + tail)), ((0, loading),))
+             for begin in begins]
+    return (run(*ranks, seconds=end + tail + rng.uniform(0, 0.5), steps=rng.randint(1, 3),
+                pause=rng.uniform(0, 1)),
+            alone(rng.uniform(3, 5), rng.uniform(0.1, 0.6)))
 
 
 def _collectives() -> Cases:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from matplotlib.lines import Line2D
 
-from labs.checks.generator import new_generator
+from labs.checks.generator import new_generator, unless_graded
 from labs.checks.guesses import guessed
 from labs.checks.numbers import Mistake, require_numbers, require_positive, require_signature
 from labs.checks.verdicts import Wrong, check, shows
@@ -168,10 +168,11 @@ def check_spot_costs(spot_costs):
 def _judge_dollars(dollars, case, what):
     # Any honest formula is near the simulation here; each slip moves the dollars by more.
     simulated = case.simulated()
+    right = unless_graded(f"{simulated:,.2f} ({times(dollars, simulated)})")
     if abs(dollars / simulated - 1) > TOLERANCE:
         _raise_mistake(
             dollars, DOLLARS, case, f"{what}: you expect {dollars:,.2f} dollars, the event "
-            f"simulation {simulated:,.2f} ({times(dollars, simulated)})",
+            f"simulation {right}",
             "Billed are the hours of training, and for each interruption what it loses.")
 
 
@@ -180,10 +181,11 @@ def _judge_rate(rate, case, what):
         raise Wrong(f"{what}: your break-even rate is {rate:.3g}", "Spot is cheaper here: it pays "
                     "up to some rate above 0.", code="not_positive")
     # The rate itself is compared, not the dollars at it: near break-even these change little.
+    right = unless_graded(f"{case.even:.3g} ({times(rate, case.even)})")
     if abs(rate / case.even - 1) > EVEN_TOLERANCE:
         _raise_mistake(
             rate, EVEN, case, f"{what}: your break-even rate is {rate:.3g} interruptions an hour, "
-            f"the exact one {case.even:.3g} ({times(rate, case.even)})",
+            f"the exact one {right}",
             "At the break-even rate lab.expected_wall(hours, interval, 0, restart, 1 / rate) "
             "hours at the price of spot cost what hours at the price on demand do.")
 

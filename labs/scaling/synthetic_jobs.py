@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 
+from labs.checks.generator import new_generator
 from labs.meters.evidence import PARTS, RankStepRecord
 from labs.meters.traffic import CollectiveCall
 
@@ -35,7 +36,7 @@ _LIBRARIES = ("DistributedType.MULTI_CPU", "DistributedType.FSDP", "DistributedT
 
 def jobs(seed: int | None = None) -> Iterator[tuple[str, str, list[RankStepRecord]]]:
     """(what it is, the right name, what each rank did) of every job; sizes are drawn at random."""
-    rng = random.Random(seed)
+    rng = new_generator() if seed is None else random.Random(seed)
     for kind, variants in _TRAFFIC.items():
         for number, variant in enumerate(variants):
             # many gradients may be missing where "near N copies" leaves room for that

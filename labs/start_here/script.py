@@ -1,10 +1,6 @@
 """Exercise 0.5: a script that starts its own ranks, run as a terminal would run it."""
 
-import contextlib
 import re
-import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
@@ -49,51 +45,23 @@ def check_script(script: str):
         raise Wrong(f"the script is not Python: line {error.lineno}: {error.msg}",
                     "The text between the quotes is a file of its own.",
                     code="not_python") from None
-    with scripts.written(script) as folder:
-        with status("2 and 3 ranks at the same time"):
-            two, three = _run_two_at_once(folder)
-        for run in filter(None, (two, three)):
-            _judge_run(run)
-        # A rank raises when it has joined: catches a script that hides the failure, or waits for
-        # ever.
-        failing = scripts.Running(folder, 2, fails=True)
-        with status("2 ranks, of which one fails"), _ended(failing):
-            judge_failed_job(failing.finish(), FAILING_RANK, "script",
-                             "mp.spawn raises where a rank raised: let it. Processes that you "
-                             "start and join yourself have an exitcode each.",
-                             "the others wait for it", "mp.spawn with join=True ends the others.")
+    with status("2 and 3 ranks at the same time"):
+        two, three, same = scripts.run_two_at_once(script)
+    # One port or file for two runs: the second fails, or disturbs the first.
+    if same:
+        raise Wrong(f"two runs at the same time meet at the same place, {same}",
+                    "Let each run choose its own: a free port, or a file in a folder that tempfile "
+                    "made. The ranks get it as an argument.", code="same_meeting_place")
+    for run in filter(None, (two, three)):
+        _judge_run(run)
+    # A rank raises when it has joined: catches a script that hides the failure, or waits for ever.
+    with status("2 ranks, of which one fails"):
+        judge_failed_job(scripts.run_failing(script), FAILING_RANK, "script",
+                         "mp.spawn raises where a rank raised: let it. Processes that you "
+                         "start and join yourself have an exitcode each.",
+                         "the others wait for it", "mp.spawn with join=True ends the others.")
     return ("the right sum on 2 and on 3 ranks, also at the same time; where a rank fails, the "
             "script fails; nothing is left behind")
-
-
-def _run_two_at_once(folder: Path) -> tuple[scripts.Run, scripts.Run | None]:
-    """A run on 2 ranks, which are held when they have met, and one on 3 ranks meanwhile; None for
-    the second where the first did not get as far."""
-    with _ended(scripts.Running(folder, 2, hold=True)) as first:
-        while first.is_running() and not first.has_joined():
-            time.sleep(0.02)
-        if not first.has_joined():
-            return first.finish(), None
-        with _ended(scripts.Running(folder, 3)) as second:
-            while second.is_running():
-                # One port or file for two runs: the second fails, or disturbs the first.
-                if same := first.places() & second.places():
-                    raise Wrong(f"two runs at the same time meet at the same place, {min(same)}",
-                                "Let each run choose its own: a free port, or a file in a folder "
-                                "that tempfile made. The ranks get it as an argument.",
-                                code="same_meeting_place")
-                time.sleep(0.02)
-            first.release()
-            return first.finish(), second.finish()
-
-
-@contextlib.contextmanager
-def _ended(running: scripts.Running) -> Iterator[scripts.Running]:
-    """Yields it and ends its processes, also where the student interrupts the check."""
-    try:
-        yield running
-    finally:
-        running.kill()
 
 
 def _judge_run(run):
@@ -163,8 +131,5 @@ def run_script(script: str, ranks: int = 2) -> scripts.Run:
     """Runs a script as `python script.py RANKS` in a terminal would: what it printed, and its exit
     code."""
     with scripts.written(script) as folder, status(f"{ranks} ranks at work"):
-        running = scripts.Running(folder, ranks)
-        try:
+        with scripts.ended(scripts.Running(folder, ranks)) as running:
             return running.finish()
-        finally:
-            running.kill()

@@ -109,6 +109,41 @@ class Running:
         return programs.noted(self._notes, what)
 
 
+@contextlib.contextmanager
+def ended(running: Running) -> Iterator[Running]:
+    """Yields it and ends its processes, also where the student interrupts the check."""
+    try:
+        yield running
+    finally:
+        running.kill()
+
+
+def run_two_at_once(script: str) -> tuple[Run, Run | None, str]:
+    """A run on 2 ranks, which are held when they have met, and one on 3 ranks meanwhile; None for
+    the second where the first did not get as far. And the place where ranks of both wanted to meet,
+    or nothing: then neither is waited for."""
+    with written(script) as folder, ended(Running(folder, 2, hold=True)) as first:
+        while first.is_running() and not first.has_joined():
+            time.sleep(0.02)
+        if not first.has_joined():
+            return first.finish(), None, ""
+        with ended(Running(folder, 3)) as second:
+            while second.is_running():
+                if same := first.places() & second.places():
+                    first.kill()
+                    second.kill()
+                    return first.finish(), None, min(same)
+                time.sleep(0.02)
+            first.release()
+            return first.finish(), second.finish(), ""
+
+
+def run_failing(script: str) -> Run:
+    """A run on 2 ranks, of which FAILING_RANK raises when it has joined."""
+    with written(script) as folder, ended(Running(folder, 2, fails=True)) as running:
+        return running.finish()
+
+
 def start(arguments: list[str], folder: Path, environment: dict[str, str]) -> subprocess.Popen:
     """Starts Python with these arguments in a process group of its own; what it prints goes to
     files, because a process that is left behind would keep a pipe open."""

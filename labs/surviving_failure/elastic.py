@@ -11,10 +11,11 @@ from labs.checks.job_end import judge_left
 from labs.checks.scripts.files import waits_for
 from labs.checks.scripts.forked import options
 from labs.checks.verdicts import Wrong, check
+from labs.surviving_failure import forked_starts
 from labs.surviving_failure.elastic_crashes import Crash, Start
 from labs.surviving_failure.elastic_job import CONTEXT, global_batches
 from labs.surviving_failure.elastic_starts import Plan, judge_start, name_of
-from labs.surviving_failure.forked_starts import Started, run_starts
+from labs.surviving_failure.forked_starts import Started
 from labs.training import data, models
 from labs.words import listed
 from labs.workers.launcher import launch
@@ -64,7 +65,7 @@ def check_elastic(script: str = "elastic.py"):
 
 
 def _run(script, dropout, starts) -> list[Started]:
-    return run_starts(script, [*options(SIZES), "--dropout", dropout], starts)
+    return forked_starts.run_starts(script, [*options(SIZES), "--dropout", dropout], starts)
 
 
 def _samples() -> list[torch.Tensor]:

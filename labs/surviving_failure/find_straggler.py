@@ -14,7 +14,7 @@ from statistics import median
 
 from matplotlib.lines import Line2D
 
-from labs.checks.generator import new_generator, unless_graded
+from labs.checks.generator import is_graded, new_generator, unless_graded
 from labs.checks.guesses import guessed
 from labs.checks.numbers import as_number, require_several, require_signature
 from labs.checks.verdicts import Wrong, check, kind_of, shows
@@ -207,6 +207,9 @@ def check_find_straggler(find_straggler: Callable):
 
 
 def _judge(find_straggler, timings: Timings, want: Straggler | None, what: str, near: int):
+    # Where points are given, neither the job's description nor the hint says the answer.
+    what = "a job" if is_graded() else what
+    hint = _HINTS[None if is_graded() or want is None else want[1]]
     given = copy.deepcopy(timings)
     got = _straggler(find_straggler(given), what)
     # Invariant: the caller goes on using its timings.
@@ -218,14 +221,14 @@ def _judge(find_straggler, timings: Timings, want: Straggler | None, what: str, 
     if got is None and want is None:
         return
     if got is None:
-        raise Wrong(f"{what}: you say None", _HINTS[want[1]], code="nothing_returned")
+        raise Wrong(f"{what}: you say None", hint, code="nothing_returned")
     rank, cause, since = got
     if want is None:
-        raise Wrong(f"{what}: you say {_words(got)}, and there is no straggler", _HINTS[None],
+        raise Wrong(f"{what}: you say {_words(got)}, and there is no straggler", hint,
                     code="no_straggler")
     if (rank, cause) != want[:2]:
         raise Wrong(f"{what}: you say {_words(got)}{_evidence(got, want, timings)}",
-                    _HINTS[want[1]], code="wrong_straggler")
+                    hint, code="wrong_straggler")
     if abs(since - want[2]) > near:
         raise Wrong(f"{what}: {_words(got)} is right, but since step "
                     f"{unless_graded(want[2])}, not {since}",

@@ -128,7 +128,8 @@ def _judge_interval(cluster, interval, intervals, at, clusters):
     why = f": {cause[0].sentence}" if cause else ""
     often = "often" if interval < best else "seldom"
     raise Wrong(f"{cluster}: with {interval:,.5g} s between two saves the goodput is {kept:.1%}; "
-                f"with {unless_graded(f'{best:,.5g}')} s it would be {most:.1%}"
+                f"with {unless_graded(f'{best:,.5g}')} s it would be "
+                f"{unless_graded(f'{most:.1%}')}"
                 f"{why or f'. It saves too {often}'}",
                 cause[0].hint if cause else "The mean time between failures of the job is that of "
                 "one GPU, divided by the GPUs.", code=cause[0].code if cause else "not_optimal")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from labs.training.known_models import SIZES, TIED
+from labs.training.known_models import MIXTURES, SIZES, TIED
 
 if TYPE_CHECKING:  # importing transformers takes seconds
     from transformers import PreTrainedConfig
@@ -19,7 +19,8 @@ _LLAMA = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_va
 _GPT2 = ("n_embd", "n_layer", "n_head")
 _CLASSES = {"gpt2": "GPT2Config", "llama": "LlamaConfig", "qwen2": "Qwen2Config",
             "mistral": "MistralConfig", "gemma": "GemmaConfig", "phi3": "Phi3Config",
-            "qwen3": "Qwen3Config"}
+            "qwen3": "Qwen3Config", "mixtral": "MixtralConfig",
+            "qwen3_moe": "Qwen3MoeConfig", "deepseek_v3": "DeepseekV3Config"}
 NAMES = tuple(SIZES)
 
 
@@ -31,12 +32,13 @@ def config(name: str) -> "PreTrainedConfig":
     if family == "gpt2":
         return make(family, **dict(zip(_GPT2, sizes, strict=True)))
     return make(family, tie_word_embeddings=name in TIED,
-                **dict(zip(_LLAMA, sizes, strict=True)))
+                **dict(zip(_LLAMA, sizes, strict=True)), **MIXTURES.get(name, {}))
 
 
 def make(family: str, **sizes) -> "PreTrainedConfig":
-    """A configuration of a family, one of "gpt2", "llama", "qwen2", "mistral", "gemma", "phi3" and
-    "qwen3", with these sizes, in the names of its Hugging Face class."""
+    """A configuration of a family, one of "gpt2", "llama", "qwen2", "mistral", "gemma", "phi3",
+    "qwen3", "mixtral", "qwen3_moe" and "deepseek_v3", with these sizes, in the names of its Hugging
+    Face class."""
     import transformers
 
     tokens = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)

@@ -47,7 +47,8 @@ class IssuedCollective:
     same ones where it works in place. ranks: of its process group. asynchronous: whether the call
     returns before the collective is done. members: the ranks of its group, numbered as all ranks
     are; empty where the operator does not say. peer: of a send or a receive by an operator, the
-    other rank's number in the group.
+    other rank's number in the group. splits: of an all-to-all of one tensor, the rows for each
+    rank; empty where they are equal.
     """
 
     operator: str
@@ -58,6 +59,14 @@ class IssuedCollective:
     asynchronous: bool
     members: tuple[int, ...] = ()
     peer: int | None = None
+    splits: tuple[int, ...] = ()
+
+    def bytes_to_others(self, rank: int) -> int:
+        """Bytes of an all-to-all's input, without the part that `rank` sends to itself."""
+        mine, parts = self.members.index(rank), self.inputs
+        if len(parts) == 1:
+            parts = parts[0].split(list(self.splits) or parts[0].shape[0] // self.ranks)
+        return sum(part.nbytes for number, part in enumerate(parts) if number != mine)
 
 
 # (collective, issue) -> what the operator returns
@@ -141,7 +150,14 @@ def issued(operator: str, args: tuple, ranks: int, asynchronous: bool,
         [] if inputs is None else _tensors(args[inputs]), ranks,
         # monitored_barrier blocks, although its operator has no asyncOp.
         asynchronous and operator != "monitored_barrier_"
-        and not (kind in _BLOCKING and _inside_blocking_call()), members, peer)
+        and not (kind in _BLOCKING and _inside_blocking_call()), members, peer,
+        _input_splits(args) if operator == "alltoall_base_" else ())
+
+
+def _input_splits(args) -> tuple[int, ...]:
+    """The last list of numbers among an all-to-all's arguments; the output's stands before it."""
+    return next((tuple(value) for value in reversed(args) if isinstance(value, list | tuple)
+                 and all(isinstance(number, int) for number in value)), ())
 
 
 def _tensors(value) -> list[torch.Tensor]:

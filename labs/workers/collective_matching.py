@@ -190,14 +190,19 @@ def _dtype(tensor) -> str:
 
 def _splits(name, given, members) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(elements sent to, elements received from) each rank of the group by an all-to-all; empty for
-    others, and where the arguments are wrong: then the function itself will raise."""
+    others, and where the arguments are wrong, or the splits those of a group of another size: then
+    the function itself will raise."""
     try:
         if name == "all_to_all":
-            return tuple(tuple(tensor.numel() for tensor in given[f"{way}_tensor_list"])
-                         for way in ("input", "output"))
-        if name == "all_to_all_single":
-            return tuple(_elements_by_rank(given[way], given[f"{way}_split_sizes"], members)
-                         for way in ("input", "output"))
+            by_way = tuple(tuple(tensor.numel() for tensor in given[f"{way}_tensor_list"])
+                           for way in ("input", "output"))
+        elif name == "all_to_all_single":
+            by_way = tuple(_elements_by_rank(given[way], given[f"{way}_split_sizes"], members)
+                           for way in ("input", "output"))
+        else:
+            return (), ()
+        if all(len(each) == members for each in by_way):
+            return by_way
     except (AttributeError, KeyError, TypeError, IndexError):
         pass
     return (), ()

@@ -8,26 +8,13 @@ import sys
 from importlib import import_module
 from pkgutil import iter_modules
 
-from labs.workers import forkserver_cleanup
+from labs.workers import forkserver_cleanup, third_party
 
 # A preloaded module stays as it was when the server started: third-party packages, and of labs what
 # a check's ranks begin with (a name is no import: nothing here calls these packages). When one of
 # its files has changed since, forkserver_cleanup drops it.
 MODULES = [
-    "numpy",
-    "cloudpickle",
-    "torch",
-    "torch.distributed",
-    "torch._dynamo",  # torch.optim imports it at the first step
-    "torch.distributed.optim",  # ZeroRedundancyOptimizer
-    "torch.profiler",
-    "transformers.models.gpt2.modeling_gpt2",
-    "transformers.models.llama.modeling_llama",
-    "transformers.models.qwen2.modeling_qwen2",
-    # The file of an exercise has its check and its pictures, so to run the one imports the
-    # other: 0.25 s of CPU for each rank that would have to import matplotlib itself.
-    "matplotlib.figure",
-    "matplotlib.backends.backend_agg",
+    *third_party.MODULES,
     "labs.workers.worker",
     "labs.training.strategies.tensors_by_category",
     "labs.predictions.memory.recipes",

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from _bench import deepspeed_estimates
 from labs.predictions.gpu_runs.estimators import Estimator
 from labs.predictions.hardware import GPU
-from labs.predictions.memory.parameters import Shape, count
+from labs.predictions.memory.parameters import count
+from labs.predictions.memory.shape import Shape
 from labs.predictions.plans.job import Job, Plan
 from labs.training.memory_categories import GB
 

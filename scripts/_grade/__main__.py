@@ -10,9 +10,11 @@ from pathlib import Path
 from _arguments import positive
 
 EPILOG = """\
-FILE is NAME.ipynb or NAME/02_manual_ddp.ipynb; of a FOLDER all notebooks below it are graded.
+A file is ada.ipynb or ada/02_manual_ddp.ipynb: its name or its folder's says whose it is. Of a
+folder all notebooks below it are graded. From a JupyterHub's homes, scripts/cloud/collect makes
+such a folder.
 
-what it writes:
+what it writes, where OUT is the table's name without .csv:
   OUT.csv           one row a student: points, and for each exercise points and the check's sentence
   OUT/NAME.html     feedback for each student
   OUT/class.html    points, students by exercise, which wrong answer how often (and class.svg)
@@ -22,17 +24,17 @@ what it writes:
 
 with --roster (a CSV file with a header: name, id, email; also as Canvas or Moodle exports it) each
 student of the roster has a row, also who handed in nothing. A submission is theirs if its file or
-folder is named by their id, e-mail, what stands before the @ of it, or name. What is nobody's
-stands at the end, with the reason.
+folder is named by their id, username, e-mail, what stands before the @ of it, or name. What is
+nobody's stands at the end, with the reason.
 
-exit code: 0 if all were graded; 1 if a file could not be read or a submission was flagged; 2 if an
-argument or the roster is wrong; 3 where there is no bubblewrap, or it may not make namespaces; 130
-after an interrupt. What was done until then is in the files.
+exit code: 0 if all were graded; 1 if a file could not be read or a submission forged something; 2
+if an argument or the roster is wrong; 3 where there is no bubblewrap, or it may not make
+namespaces; 130 after an interrupt. What was done until then is in the files.
 
 examples:
   scripts/grade submissions/ --out week2.csv
   scripts/grade ada.ipynb --only 2.1,2.3 --out ada.csv
-  scripts/grade submissions/ --out week2.csv --roster class.csv --due 2026-12-01T23:59 \
+  scripts/grade submissions/ --out week2.csv --roster class.csv --due 2026-12-01T23:59 \\
       --canvas for_canvas.csv
 """
 
@@ -48,7 +50,7 @@ def check(arguments: list) -> argparse.Namespace:
     parser.add_argument("--only", metavar="N.M,N.M", type=lambda text: text.split(","),
                         help="these exercises alone")
     parser.add_argument("--points", metavar="N.M=P,...", type=_points, default={},
-                        help="points of an exercise, instead of the notebook's")
+                        help="points of an exercise, instead of the notebook's: 2.4=3,2.5=0")
     parser.add_argument("--at-once", type=positive(int), metavar="N",
                         help="exercises graded at the same time (half of the cores)")
     parser.add_argument("--seconds", type=positive(int), metavar="S", default=180,

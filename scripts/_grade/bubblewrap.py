@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 HOME = "/student"
+COPIES = "/copies-of-labs"  # around the zygote: of labs, with some of its modules (reach)
 INNER = 1000  # user and group inside
 # Where a submission may write: each is an empty tmpfs, which hides what else lies there.
 OWN_FOLDERS = (HOME, "/tmp", "/dev/shm")
@@ -50,14 +51,17 @@ def hidden(shown: list[str]) -> str:
                  if f"{path}/".startswith(f"{own}/")), "")
 
 
-def around_zygote(shown: list[str], info: int) -> tuple[list[str], list[int]]:
+def around_zygote(shown: list[str], info: int, copies: str = "") -> tuple[list[str], list[int]]:
     """(a command line to put before the zygote's, the descriptors that it uses: pass them on and
     close them). shown: paths to see, read-only. info: where it writes its first process's number.
+    copies: a folder to see as COPIES.
     """
     command = [program(), "--unshare-pid", "--info-fd", str(info), *_tree(shown)]
     # bwrap covers parts of a new proc. The kernel lets the inner sandbox mount one of its own only
     # where it sees one that is not covered: the machine's, which submissions do not see.
     command += ["--proc", "/proc", "--bind", "/proc", "/proc-of-the-machine", *_folders("/etc")]
+    if copies:
+        command += ["--ro-bind", copies, COPIES]
     for path in ("/etc/ld.so.cache", "/etc/alternatives"):
         command += ["--ro-bind-try", path, path]
     descriptors = [info]
@@ -72,12 +76,15 @@ def around_zygote(shown: list[str], info: int) -> tuple[list[str], list[int]]:
     return [*command, "--remount-ro", "/", "--die-with-parent", "--chdir", "/", "--"], descriptors
 
 
-def around_submission(shown: list[str], info: int) -> list[str]:
+def around_submission(shown: list[str], info: int, instead: tuple[str, str] | None = None
+                      ) -> list[str]:
     """The command that makes a submission's namespaces, writes on the descriptor `info` which they
-    are, says READY when they are complete, and keeps them until its input ends."""
+    are, says READY when they are complete, and keeps them until its input ends. instead: (a path
+    of `shown`, the folder that is seen there)."""
     return [program(), "--unshare-all", "--unshare-user", "--uid", str(INNER), "--gid", str(INNER),
             "--cap-drop", "ALL", "--die-with-parent", "--new-session", "--hostname", "workbook",
-            *_tree(shown), "--ro-bind", "/etc", "/etc", "--proc", "/proc",
+            *_tree(shown), *(["--ro-bind", instead[1], instead[0]] if instead else ()),
+            "--ro-bind", "/etc", "/etc", "--proc", "/proc",
             *(word for path in OWN_FOLDERS for word in _folders(path)), "--remount-ro", "/",
             "--chdir", "/", "--info-fd", str(info), "--", "/bin/sh", "-c", "echo ready; read end"]
 

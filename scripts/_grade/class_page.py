@@ -10,14 +10,14 @@ from _solutions.report import document, table, text
 
 from _grade import lessons
 from _grade.handed_in import Row
-from _grade.outcomes import BROKEN, FLAGGED, NOT_ALLOWED, PASSED, TIMED_OUT, WAITING, WRONG
+from _grade.outcomes import BROKEN, FORGED, NOT_ALLOWED, PASSED, TIMED_OUT, WAITING, WRONG
 from _grade.sandbox import ROOT
 from _grade.table import TO_READ, exercises_of, is_to_read, order, points_possible
 
-ORDER = [PASSED, WRONG, TIMED_OUT, BROKEN, NOT_ALLOWED, FLAGGED, WAITING]
+ORDER = [PASSED, WRONG, TIMED_OUT, BROKEN, NOT_ALLOWED, FORGED, WAITING]
 # White text is legible on each of them.
 _COLOURS = {PASSED: "#1a7f37", WRONG: "#c42b20", TIMED_OUT: "#9a6700", BROKEN: "#6e4c00",
-            NOT_ALLOWED: "#0b6e75", FLAGGED: "#6f42c1", WAITING: "#5f6773"}
+            NOT_ALLOWED: "#0b6e75", FORGED: "#6f42c1", WAITING: "#5f6773"}
 _MOST = 8  # wrong answers listed of an exercise
 _TITLE = 42  # characters of a title beside a bar
 # A table with a column for each exercise is wider than a page: the keyboard scrolls it, too.
@@ -31,9 +31,11 @@ def title_of(number: str) -> str:
     return f"{number} {heading.title}" if heading else number
 
 
-def page(rows: list[Row], picture: str, pages: dict[int, str], rubric: str = "") -> str:
+def page(rows: list[Row], picture: str, pages: dict[int, str], rubric: str = "",
+         notes: list[str] | None = None) -> str:
     """The page. picture: of `outcomes_picture`. pages: id() of a row -> the file name of its page
-    of feedback. rubric: the address of the rubric of what somebody has to read, if it is known."""
+    of feedback. rubric: the address of the rubric of what somebody has to read, if it is known.
+    notes: on this machine, above all else."""
     worth = points_possible(rows)
     students = [row for row in rows if row.student] or rows
     handed_in = sum(bool(row.records or row.unreadable) for row in students)
@@ -41,6 +43,7 @@ def page(rows: list[Row], picture: str, pages: dict[int, str], rubric: str = "")
     mean = f" · mean {sum(points) / len(points):.1f} of {sum(worth.values()):g} points" \
         if points else ""
     return document("The class", f"{handed_in} of {len(students)} students handed in{mean}", [
+        *(f"<p class='bad'>{text(note)}</p>" for note in notes or ()),
         f"<figure><figcaption>Students by their share of the points</figcaption>"
         f"{distribution(points, sum(worth.values()))}</figure>" if worth else "",
         _students_by_exercise(rows, worth, pages, rubric), f"<figure>{picture}</figure>",
@@ -124,7 +127,7 @@ def wrong_answers(done: list[dict], number: str) -> list[tuple[int, str]]:
     numbers alone are one kind."""
     kinds, examples = Counter(), {}
     for each in (each for one in done for each in one["exercises"]):
-        if each["number"] == number and each["outcome"] not in (PASSED, WAITING, FLAGGED):
+        if each["number"] == number and each["outcome"] not in (PASSED, WAITING, FORGED):
             first = each["sentence"].split("\n")[0]
             kind = re.sub(r"\d[\d.,e+-]*", "#", first)
             kinds[kind] += 1

@@ -59,8 +59,8 @@ def _book() -> str:
 
 
 def write(options, given: list[Path], out: Path, students: roster.Roster | None, done: list[dict],
-          unreadable: list[tuple[str, str]]) -> None:
-    """Writes the table, the pages and the exports."""
+          unreadable: list[tuple[str, str]], notes: list[str]) -> None:
+    """Writes the table, the pages and the exports. notes: on this machine."""
     paths = handed_in.paths_of(given, done)
     if students:
         rows = handed_in.by_roster(students, done, unreadable, paths, given)
@@ -72,7 +72,7 @@ def write(options, given: list[Path], out: Path, students: roster.Roster | None,
     # The session has named pages by files; where a roster knows better names, those are the pages.
     for name in feedback.names(handed_in.by_name(done, [])).values():
         (out.with_suffix("") / name).unlink(missing_ok=True)
-    feedback.write_rows(out.with_suffix(""), rows, options.book or _book())
+    feedback.write_rows(out.with_suffix(""), rows, options.book or _book(), notes)
     for row in rows:
         if row.remark:
             print(f"{row.label}: {'; '.join(row.remark)}", file=sys.stderr)

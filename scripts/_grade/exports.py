@@ -38,7 +38,8 @@ def canvas(path: Path, rows: list[Row], roster: Roster) -> None:
              ["    Points Possible", "", "", "", "", *(f"{of:g}" for of in worth.values())]]
     for row in rows:
         if one := row.student:
-            lines.append([*map(table.safe, (one.name, one.canvas, one.id, one.login, one.section)),
+            # By the other columns Canvas finds the student, so they stay as the roster has them.
+            lines.append([table.safe(one.name), one.canvas, one.id, one.login, one.section,
                           *_points(row, worth)])
     _write(path, lines)
 
@@ -50,23 +51,26 @@ def moodle(path: Path, rows: list[Row]) -> None:
     Sources: MoodleDocs, "Grade import", https://docs.moodle.org/311/en/Grade_import; and the
     importer, grade/import/csv/classes/load_data.php of https://github.com/moodle/moodle. In the
     form one column is mapped to the user, which must be filled in every row, and each other one
-    to a grade item or to "new grade item". It stops at a user that it does not know, and at a value
-    above the item's maximum, which for a new item is 100.
+    to a grade item or to "new grade item", whose maximum is 100. It stops at a user that it does
+    not know, and at a value above 100. A value above the item's maximum becomes the maximum
+    (bounded_grade in lib/grade/grade_item.php).
     """
     rows, worth, names = [row for row in rows if row.student], _worth(rows), lessons.titles(ROOT)
     columns = moodle_columns([row.student for row in rows])
     lines = [[*columns, *(names[lesson] for lesson in worth)]]
     for row in rows:
-        lines.append([*(table.safe(getattr(row.student, name)) for name in columns.values()),
+        lines.append([*(getattr(row.student, name) for name in columns.values()),
                       *_points(row, worth, "-")])
     _write(path, lines)
 
 
 def moodle_columns(students: list[Student]) -> dict[str, str]:
-    """Moodle's name of a column -> our field, of those in which each student has an entry."""
+    """Moodle's name of a column -> our field, of those in which each student has an entry. Not "0":
+    PHP's empty() is true for it, and Moodle then gives the row's points to the student of the row
+    above (map_user_data_with_value)."""
     found = {"Username": "login", "ID number": "id", "Email address": "email"}
     return {head: name for head, name in found.items()
-            if all(getattr(one, name) for one in students)}
+            if all(getattr(one, name) not in ("", "0") for one in students)}
 
 
 def _worth(rows) -> dict[str, float]:

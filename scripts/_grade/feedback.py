@@ -16,12 +16,13 @@ _NAME = 60  # characters of a page's name, of up to 4 bytes: file systems allow 
 RUBRIC = "answers/written.html"  # of the book: how to read what no check reads
 
 
-def write(folder: Path, done: list[dict]) -> None:
-    """Writes NAME.html for each student, class.html and class.svg."""
-    write_rows(folder, by_name(done, []))
+def write(folder: Path, done: list[dict], notes: list[str] | None = None) -> None:
+    """Writes NAME.html for each student, class.html and class.svg. notes: on this machine."""
+    write_rows(folder, by_name(done, []), notes=notes)
 
 
-def write_rows(folder: Path, rows: list[Row], book: str = "") -> None:
+def write_rows(folder: Path, rows: list[Row], book: str = "",
+               notes: list[str] | None = None) -> None:
     """The same, of rows of the table. book: the address of the web book, which sections are linked
     to; empty where nobody knows it."""
     pages = names(rows)
@@ -31,7 +32,7 @@ def write_rows(folder: Path, rows: list[Row], book: str = "") -> None:
     picture = class_page.outcomes_picture([one for row in rows for one in row.records])
     (folder / "class.svg").write_text(picture, encoding="utf-8")
     rubric = f"{book.rstrip('/')}/{RUBRIC}" if book else ""
-    (folder / "class.html").write_text(class_page.page(rows, picture, pages, rubric),
+    (folder / "class.html").write_text(class_page.page(rows, picture, pages, rubric, notes),
                                        encoding="utf-8")
 
 
@@ -59,9 +60,9 @@ def page_of(student: str, records: list[dict], book: str = "") -> str:
         parts.append(f"<h2>{text(names.get(one['lesson'], one['lesson']))}</h2>" + table(
             "What the checks say of your code", ["exercise", "outcome", "points", "the check says"],
             rows))
-        if one["flagged"]:
-            items = "".join(f"<li>{text(why)}</li>" for why in one["flagged"])
-            parts.append("<p>This is not what an answer needs; please talk to your instructor:</p>"
+        if one["forged"]:
+            items = "".join(f"<li>{text(why)}</li>" for why in one["forged"])
+            parts.append("<p>This changes what the check sees; please talk to your instructor:</p>"
                          f"<ul>{items}</ul>")
     return document(f"Feedback for {student}", f"{points:g} of {of:g} points", parts)
 

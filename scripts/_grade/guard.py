@@ -17,8 +17,8 @@ from _grade import integrity, rules
 from _grade.events import (
     BEGIN,
     FINISHED,
-    FLAGGED,
     OURS,
+    REFUSED,
     RETURNED,
     SEAL,
     SEALED,
@@ -28,22 +28,24 @@ from _grade.events import (
 )
 
 EXIT_CODE = 70
-MARK = "guard: "  # before what it flags; what else comes on the descriptor is the submission's
+# Before what it says; what else comes on the descriptor is the submission's. Forged is what was
+# seen: something of ours that was replaced, a result or a verdict that nobody else makes.
+FORGED, NOT_ALLOWED = "forged: ", "not allowed: "
 
 
-def install(alarm: int, ours: tuple[str, ...], own: tuple[str, ...]) -> None:
+def install(alarm: int, ours: tuple[str, ...]) -> None:
     """From now on this process, and its forks, name what a submission may not do on the descriptor
-    `alarm`, and end. ours: folders whose code is not the submission's. own: folders that it may
-    write into. One closure, because its cells are the only place that no code can look into."""
+    `alarm`, and end. ours: folders whose code is not the submission's. One closure, because its
+    cells are the only place that no code can look into."""
     frame_of, identity, write, leave = _frame_reader(), threading.get_ident, os.write, os._exit
     process, baselines, key, sha256 = os.getpid, {}, os.urandom(16), hashlib.sha256
-    where, objection, on_stack = rules.places(ours, own), rules.objection, rules.on_stack
+    where, objection, on_stack = rules.places(ours), rules.objection, rules.on_stack
     new_baseline, deceptive_type = integrity.baseline, integrity.deceptive_type
     main, secrets = identity(), []
 
     def end(why: str):
         try:
-            write(alarm, f"{MARK}{why}"[:1000].encode(errors="replace") + b"\n")
+            write(alarm, why[:1000].encode(errors="replace") + b"\n")
         finally:  # the submission may have closed it
             leave(EXIT_CODE)
 
@@ -55,36 +57,43 @@ def install(alarm: int, ours: tuple[str, ...], own: tuple[str, ...]) -> None:
         # pass meanwhile, also not what a submission's __eq__ does that is called from here.
         try:
             frame = frame_of().f_back
-            why = (own_event(event, arguments, frame) if event in own_events else
-                   objection(where, event, arguments, frame))
+            why = own_event(event, arguments, frame) if event in own_events else not_allowed(
+                objection(where, event, arguments, frame))
         except RecursionError:
             raise
         except Exception as error:
-            why = f"makes the guard fail at {event} ({type(error).__name__})"
+            why = not_allowed(f"makes the guard fail at {event} ({type(error).__name__})")
         if why:
             end(why)
 
+    def forged(why):
+        return why and f"{FORGED}{why}"
+
+    def not_allowed(why):
+        return why and f"{NOT_ALLOWED}{why}"
+
     def own_event(event, arguments, frame):
-        if event == FLAGGED:
-            return str(arguments[0])
+        if event == REFUSED:
+            return not_allowed(str(arguments[0]))
         if event == SECRET:  # only the first counts, here too
             secrets[:] = secrets or arguments
             return ""
         if event == VERDICT:
-            return verdict(*arguments, frame)
+            return forged(verdict(*arguments, frame))
         if event == BEGIN:  # only the first counts: then no code of the submission has run here
             if process() not in baselines:
                 baselines[process()] = new_baseline()
             return ""
         if event == SEAL:
-            return seal(*arguments, frame)
+            return forged(seal(*arguments, frame))
         if event == SEALED:
-            return "" if sealed(arguments[0]) == arguments[1] else "sends a result of its own make"
-        found = baselines.get(process())
-        if found is None:
+            return "" if sealed(arguments[0]) == arguments[1] else forged(
+                "sends a result of its own make")
+        if process() not in baselines:
             return ""
-        return found(event == FINISHED) or (
-            deceptive_type(arguments[0]) if event == RETURNED else "")
+        changed, deceptive = baselines[process()]
+        return forged(changed(event == FINISHED)) or not_allowed(deceptive()) or (
+            not_allowed(deceptive_type(arguments[0])) if event == RETURNED else "")
 
     def seal(holder, buffers, frame):
         """A result has a seal if a rank's main function has it packed, on its main thread, with no

@@ -25,6 +25,7 @@ _CALLED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType
 _REPLACED = {("builtins", "input"), ("sys", "stdout"), ("sys", "stderr")}
 # What of it checks replace temporarily, by functions of labs; None: any name of it.
 _REPLACED_BY_LABS = {
+    "builtins": {"hash"}, "os": None,
     "torch.distributed": None, "torch.distributed.distributed_c10d": None,
     "torch.nn.functional": {"dropout", "scaled_dot_product_attention"},
     "torch.autograd": {"backward"}, "torch": {"get_rng_state"}, "torch.Tensor": {"pin_memory"},
@@ -36,10 +37,11 @@ COMPARISON_METHODS = (
     "__getattribute__", "__reduce__", "__reduce_ex__")
 
 
-def baseline() -> Callable[[bool], str]:
+def baseline() -> tuple[Callable[[bool], str], Callable[[], str]]:
     """Notes what is there: of each module and class its functions, classes and constants. Returns
-    changed(strict): what is not as it was, as a sentence's end, or empty. strict: also what checks
-    replace temporarily, by functions that they make.
+    changed(strict): what is not as it was, as a sentence's end, or empty; and deceptive(): a new
+    kind of tensor or number that decides itself what it equals. strict: also what checks replace
+    temporarily, by functions that they make.
 
     Functions, not a class: classes can be found by `object.__subclasses__`, and changed.
     """
@@ -64,9 +66,9 @@ def baseline() -> Callable[[bool], str]:
             if modules.get(name) is not module:
                 return f"replaces the module {name}"
         return (_changed_spaces(spaces, strict) or _changed_names(names)
-                or _changed_copies(copies) or _deceptive_classes(tensors))
+                or _changed_copies(copies))
 
-    return changed
+    return changed, functools.partial(_deceptive_classes, tensors)
 
 
 def _note(spaces, copies, names, name, space, ours) -> None:
@@ -155,6 +157,8 @@ def _is_checks(name, key, now) -> bool:
     refused = name.startswith("labs.") and key == "__init__"  # a class that an exercise forbids
     if names is not None and key not in names and not refused:
         return False
+    if name == "builtins":  # 8.10 has ranks salt it, by an object of a class of labs
+        return type(now).__module__.startswith("labs.") and not _is_submissions(type(now))
     module = getattr(now, "__module__", "") or ""
     code = getattr(now, "__code__", None)
     return (type(now) is types.FunctionType and module.startswith("labs.")

@@ -13,8 +13,8 @@ import random
 import sys
 from importlib import import_module
 
-from _grade import inside, remote
-from _grade.outcomes import BROKEN, FLAGGED, PASSED, WAITING, WRONG
+from _grade import answering, inside, remote, started
+from _grade.outcomes import BROKEN, FORGED, PASSED, WAITING, WRONG
 
 _OUTCOMES = {True: PASSED, False: WRONG, None: WAITING}
 
@@ -39,11 +39,14 @@ def judged(work: dict, link: remote.Link) -> tuple[str, str, str]:
     """(outcome, sentence, hint) of the answers at the other end of a link."""
     from labs.checks.student_code import message_of
 
-    for cell in work["cells"]:  # for messages: no line of it is run here
+    for cell in work["cells"]:  # for messages, and to see whether a script has gaps: nothing of it
+        if cell["file"]:  # is run here
+            answering.write_script(cell)
         name, source = cell["name"], cell["source"]
         linecache.cache[name] = len(source), None, source.splitlines(True), name
     check = getattr(import_module(work["package"]), work["check"])
     other = remote.Remote(link, [cell["name"] for cell in work["cells"]])
+    started.elsewhere(other.start, remote.Forged)
     try:
         try:
             answers = other.answers()
@@ -58,7 +61,7 @@ def judged(work: dict, link: remote.Link) -> tuple[str, str, str]:
         except BaseException as error:  # of no line of the submission's
             return WRONG, f"the check could not go on: {message_of(error)}", ""
     except remote.Forged as error:
-        return FLAGGED, str(error), ""
+        return FORGED, str(error), ""
     except remote.Ended:
         return BROKEN, ("its processes ended before the check said anything: killed, out of "
                         "memory, or ended by themselves"), ""

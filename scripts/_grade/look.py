@@ -11,7 +11,7 @@ from pathlib import Path
 from _grade import judged_apart, static_look, submissions
 from _grade.files import Unreadable
 from _grade.lessons import CleanCell, Exercise, Lesson
-from _grade.outcomes import FLAGGED, NOT_ALLOWED, WAITING, WRONG
+from _grade.outcomes import NOT_ALLOWED, WAITING, WRONG
 from _grade.shapes import shape_of
 from _grade.submissions import Submission
 
@@ -90,7 +90,7 @@ def exercise_of(one: Submission, exercise: Exercise, known: Known) -> tuple[str,
         except RecursionError:  # of ast.unparse
             return WRONG, f"{part.name} {TOO_DEEP}", ()
         if why:
-            return (NOT_ALLOWED if apart else FLAGGED), f"{part.name} {why}", ()
+            return NOT_ALLOWED, f"{part.name} {why}", ()
     own = [part.source.strip() for part, _ in kept if part.own]
     if not own:
         why = submissions.not_python(one)

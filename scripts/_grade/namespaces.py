@@ -46,14 +46,16 @@ def become(user: int) -> None:
 
 
 def run_isolated(shown: list[str], limits: Limits, main: Callable[[], None],
-                 passed_on: tuple[int, ...] = ()) -> None:
+                 passed_on: tuple[int, ...] = (), instead: tuple[str, str] | None = None) -> int:
     """Runs main() as an ordinary user in namespaces of its own, and returns when nothing of it is
-    left. SIGTERM ends it earlier. shown: paths to see. passed_on: descriptors for main() alone."""
+    left: the bytes that went over its loopback interface, headers included. SIGTERM ends it
+    earlier. shown: paths to see; instead: as of `bubblewrap.around_submission`. passed_on:
+    descriptors for main() alone."""
     info, told = os.pipe()
     # A bwrap that is killed while it starts leaves a process behind: what comes now has to wait.
     ended = []
     signal.signal(signal.SIGTERM, lambda *_: ended.append(True))
-    holder = subprocess.Popen(bubblewrap.around_submission(shown, told), pass_fds=[told],
+    holder = subprocess.Popen(bubblewrap.around_submission(shown, told, instead), pass_fds=[told],
                               stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE)  # a submission could write into our log
     os.close(told)
@@ -62,20 +64,39 @@ def run_isolated(shown: list[str], limits: Limits, main: Callable[[], None],
     signal.signal(signal.SIGTERM, lambda *_: _kill(first))
     if ended:
         _kill(first)
+    # The interface is that of the process whose file this is. What runs in the namespaces sees
+    # neither this process nor the file.
+    interfaces = open(f"/proc/{number_of(first)}/net/dev", encoding="ascii")
     call("setns", first, _NEWUSER | _NEWNS | _NEWPID | _NEWNET | _NEWIPC | _NEWUTS | _NEWCGROUP)
     child = os.fork()
     if child == 0:
         os.close(first)
-        for file in (holder.stdin, holder.stdout, holder.stderr):
+        os.setsid()  # else kill(0) would end the zygote, which is of the same process group
+        for file in (holder.stdin, holder.stdout, holder.stderr, interfaces):
             file.close()
         or_exit(lambda: (_enter(limits), main()))
     _drop_capabilities()
     for each in passed_on:
         os.close(each)
     os.waitpid(child, 0)
+    sent = _sent(interfaces)
     # The end of the first process is the end of all in its namespace.
     _kill(first)
     holder.wait()
+    return sent
+
+
+def _sent(interfaces) -> int:
+    """The bytes that the loopback interface has sent, of a /proc/PROCESS/net/dev."""
+    interfaces.seek(0)
+    values = next(line.split(":")[1] for line in interfaces if line.split(":")[0].strip() == "lo")
+    return int(values.split()[8])
+
+
+def number_of(process: int) -> int:
+    """The number that the process of a descriptor has here; -1 where it has ended."""
+    lines = Path(f"/proc/self/fdinfo/{process}").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pid:"))
 
 
 def _kill(process):

@@ -3,6 +3,8 @@
 import dataclasses
 import re
 import sys
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ DTYPES = {str(found).removeprefix("torch."): found for found in (
     torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
     torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2)}
 ARRAYS = "?bhilqBHILQefdgFD"  # numpy's dtypes that are plain numbers
+_OF_RUNS = ("labs.checks.scripts.forked", "labs.checks.scripts.probe")
 _NAME = re.compile(r"[^\W\d]\w*")
 
 
@@ -39,8 +42,12 @@ class Other:
 @dataclasses.dataclass
 class Shared:
     """The tensors and storages of a message, in its order: an answer to it may consist of the same
-    ones, or of views of them."""
+    ones, or of views of them. given: the judge's functions and iterators in its message, None where
+    none may be sent. ask: (number, arguments, named) -> what one of them returns, of an iterator
+    the next value in a list, or an empty one; None where none may come."""
 
+    given: list | None = None
+    ask: Callable[[int, list, dict], Any] | None = None
     tensors: list[torch.Tensor] = dataclasses.field(default_factory=list)
     storages: list[torch.UntypedStorage] = dataclasses.field(default_factory=list)
 
@@ -53,9 +60,10 @@ def is_of_labs(kind) -> bool:
 
 
 def _is_allowed(module: str) -> bool:
-    """Classes of the checks are none of an answer's: a Verdict would be taken for one."""
-    return (type(module) is str and module.startswith("labs.")
-            and not module.startswith("labs.checks"))
+    """Classes of the checks are none of an answer's: a Verdict would be taken for one. What a run
+    of a script left behind is made of those in _OF_RUNS."""
+    return type(module) is str and (module in _OF_RUNS or module.startswith("labs.")
+                                    and not module.startswith("labs.checks"))
 
 
 def identifier(name: Any) -> str:
@@ -65,11 +73,19 @@ def identifier(name: Any) -> str:
     return name
 
 
+# Where a class is looked up. The judge imports nothing for a message; what a submission's process
+# gets is the judge's, and names what it may not have imported yet.
+modules: Callable[[str], ModuleType] = sys.modules.__getitem__
+
+
 def class_of(module, name) -> type:
-    """A class that labs has imported already. Nothing is imported for a message."""
+    """A class that labs has imported already."""
     if type(name) is not str or not _is_allowed(module):
         raise Malformed("a class that is not labs'")
-    found = vars(sys.modules[module])[name]
+    try:
+        found = vars(modules(module))[name]
+    except (ImportError, KeyError):
+        raise Malformed(f"{module}.{name}, which is not there") from None
     if not isinstance(found, type) or not is_of_labs(found):
         raise Malformed("a class that is not labs'")
     return found

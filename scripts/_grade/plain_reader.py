@@ -25,6 +25,28 @@ from _grade.plain_kinds import (
 )
 
 
+class GivenFunction:
+    """A function of the judge's: a call asks the judge."""
+
+    def __init__(self, ask, number: int):
+        self._ask, self._number = ask, number
+
+    def __call__(self, *arguments, **named):
+        return self._ask(self._number, list(arguments), named)
+
+
+class GivenIterator(GivenFunction):
+    """An iterator of the judge's."""
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        for value in self():
+            return value
+        raise StopIteration
+
+
 class Reader:
     """Reads a message's JSON; data: the bytes behind it, each of which is used once."""
 
@@ -149,6 +171,11 @@ class Reader:
     def _dict(self, depth, keys, values):
         return dict(zip(self.several(keys, depth), self.several(values, depth), strict=True))
 
+    def _given(self, _, number, is_iterator):
+        if self._shared.ask is None:
+            raise Malformed("a function")
+        return (GivenIterator if is_iterator else GivenFunction)(self._shared.ask, number)
+
     def _generator(self, depth, values):
         values = self.several(values, depth)
         return (value for value in values)
@@ -190,6 +217,7 @@ _KINDS = {
     "tensor": Reader._tensor, "same": Reader._same, "array": Reader._array,
     "scalar": Reader._scalar, "int": Reader._int, "member": Reader._member, "named": Reader._named,
     "object": Reader._object, "dict": Reader._dict, "generator": Reader._generator,
+    "given": Reader._given,
     "range": Reader._range, "fraction": Reader._fraction, "decimal": Reader._decimal,
     "complex": Reader._complex, "device": Reader._device, "other": Reader._other,
     "bytes": lambda reader, _, size: reader.bytes(size),

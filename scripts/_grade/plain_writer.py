@@ -96,6 +96,10 @@ class Writer:
             names = [field.name for field in dataclasses.fields(value)]
             return ["object", kind.__module__, kind.__name__, names,
                     several(getattr(value, name) for name in names)]
+        is_iterator = hasattr(kind, "__next__")
+        if self._shared.given is not None and (is_iterator or callable(value)):
+            self._shared.given.append(value)
+            return ["given", len(self._shared.given) - 1, is_iterator]
         if self._strict:
             raise NotPlain(f"{kind.__module__}.{kind.__qualname__} has no plain form")
         return ["other", kind.__name__]

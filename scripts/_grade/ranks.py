@@ -60,7 +60,7 @@ class _Unpickler(pickle.Unpickler):
             return _member
         if module in _RUNS_CODE and name not in ("set", "frozenset", "complex", "range", "slice",
                                                  "bytearray") and not _is_exception(module, name):
-            sys.audit("workbook.flagged", f"sends what runs code when it is read, {module}.{name}")
+            sys.audit("workbook.refused", f"sends what runs code when it is read, {module}.{name}")
         if (module, name) == ("torch.storage", "_load_from_bytes"):
             return _storage
         if "." in name:
@@ -79,7 +79,7 @@ class _Unpickler(pickle.Unpickler):
 def _member(kind, name):
     """In the place of getattr, by which Python 3.11.2 sends a member of an enum."""
     if not (type(kind) is EnumType and type(name) is str and name in kind.__members__):
-        sys.audit("workbook.flagged", "sends what runs code when it is read, builtins.getattr")
+        sys.audit("workbook.refused", "sends what runs code when it is read, builtins.getattr")
     return kind[name]
 
 

@@ -5,6 +5,7 @@ functions, and none of them belongs to a class, which `object.__subclasses__` wo
 """
 
 import os
+import re
 import sys
 import sysconfig
 from importlib.machinery import SourceFileLoader
@@ -12,26 +13,21 @@ from inspect import CO_GENERATOR
 from types import CodeType, FrameType, SimpleNamespace
 
 from _grade.events import (
-    ANNOTATION,
     CALLED_BY,
     CODE,
-    FILES,
+    FORKS,
+    FRAMES,
     FUNCTIONS_MADE,
     INTROSPECTION_EVENTS,
-    LISTS,
     LOOK_FOR_OTHERS,
     MAY_LOOK,
     NETWORK,
-    NEVER,
-    PRIVATE_OF_A_PROCESS,
-    TELLING,
-    WRITES,
 )
 
 
-def places(ours: tuple[str, ...], own: tuple[str, ...]) -> SimpleNamespace:
-    """Returns whose files lie where. ours: labs and scripts. own: folders that a submission may
-    write into. made: code objects that were made while the submission ran, by their numbers."""
+def places(ours: tuple[str, ...]) -> SimpleNamespace:
+    """Returns whose files lie where. ours: labs and scripts. made: code objects that were made
+    while the submission ran, by their numbers."""
     import torch
 
     from _grade import ranks
@@ -39,7 +35,7 @@ def places(ours: tuple[str, ...], own: tuple[str, ...]) -> SimpleNamespace:
     folders = tuple(folder + os.sep for folder in ours)
     library = sysconfig.get_paths()["stdlib"] + os.sep
     return SimpleNamespace(
-        ours=folders, own=tuple(folder + os.sep for folder in own), library=library, made={},
+        ours=folders, library=library, made={},
         trusted=(*folders, library, sys.prefix + os.sep, sys.base_prefix + os.sep),
         owners=(*folders, os.path.dirname(torch.__file__) + os.sep),
         grader=f"{ours[1]}/_grade/", unpacks=f"{ours[0]}/workers/pickling.py",
@@ -51,19 +47,15 @@ def objection(where: SimpleNamespace, event: str, arguments: tuple, frame: Frame
     """Returns what is wrong with an event that this frame raised; or empty."""
     if event in INTROSPECTION_EVENTS and frame.f_code.co_filename == where.unpickler:
         return f"sends what runs code when it is read ({event})"
-    if event in NEVER:
-        return f"{NEVER[event]} ({event})"
     if event in INTROSPECTION_EVENTS:
         return _of_introspection(where, event, arguments, frame)
     if event in NETWORK:
-        return _of_network(where, event, arguments, frame)
-    if event == "open" or event in FILES or event in LISTS:
-        return _of_file(where, event, arguments, frame)
-    what = str(arguments[0])[:80] if arguments and type(arguments[0]) in (str, int) else ""
-    if not _is_unnamed(where, event, arguments, frame) and (
-            _called_by_labs(where, frame) or not on_stack(where, frame)):
-        return ""  # launch starts and ends ranks
-    return f"starts or ends a process ({event} {what})"
+        return _of_network(where, arguments[-1], frame)
+    if event in FORKS:
+        if _called_by_labs(where, frame) or not on_stack(where, frame):
+            return ""  # launch starts ranks
+        return f"forks the process of the check ({event})"
+    return _of_opening(where, arguments[0], frame)
 
 
 def on_stack(where: SimpleNamespace, frame: FrameType) -> bool:
@@ -161,11 +153,14 @@ def _is_an_import(frame) -> bool:
 
 def _of_introspection(where, event, arguments, frame) -> str:
     name = frame.f_code.co_filename
-    if event.startswith("object.") and arguments[1] not in TELLING:
+    if event.startswith("object.") and arguments[1] not in FRAMES | (
+            set() if event == "object.__getattr__" else CODE):
         return ""
     if name.startswith("<frozen importlib") and (
             _is_an_import(frame) or not on_stack(where, frame)):
         return ""
+    if event == "sys.setprofile" and name.endswith("torch/autograd/profiler.py"):
+        return ""  # with torch.profiler.profile(with_stack=True)
     detail = f" ({arguments[1]})" if event.startswith("object.") else f" ({event})"
     if _is_unnamed(where, event, arguments, frame):
         return f"{INTROSPECTION_EVENTS[event]} by a library{detail}"
@@ -182,12 +177,13 @@ def _of_introspection(where, event, arguments, frame) -> str:
 def _may_look(where, event, arguments, frame, python) -> bool:
     """Whether a module of Python's that the submission called does no more than its work."""
     direct = frame.f_back is not None and _is_submissions(where, frame.f_back)
-    if event == "compile" and python == "typing.py":
-        return type(arguments[0]) is str and ANNOTATION.fullmatch(arguments[0]) is not None
-    return (event in ("exec", "compile", "sys._getframe", "function.__new__")
+    if event == "exec" and python == "typing.py":  # of an annotation, that makes no function
+        return not any(type(each) is CodeType for each in arguments[0].co_consts)
+    return (event in ("exec", "sys._getframe", "function.__new__")
             and python in MAY_LOOK or event.startswith("object.") and (
-                arguments[1] in CODE or python == "traceback.py" and not direct)
-            or python.startswith("logging") and not direct)
+                arguments[1] in CODE or python == "typing.py"  # NamedTuple sets __bases__
+                or python == "traceback.py" and not direct)
+            or python.startswith(("logging", "traceback.py", "linecache.py")) and not direct)
 
 
 def _remember(where, code) -> None:
@@ -197,43 +193,19 @@ def _remember(where, code) -> None:
             _remember(where, each)
 
 
-def _of_file(where, event, arguments, frame) -> str:
-    path = arguments[0]
-    if type(path) is int or path is None or not on_stack(where, frame):
+def _of_opening(where, path, frame) -> str:
+    """Of files only those matter that lead around Python: the rest bubblewrap keeps out of sight,
+    or read-only. Compiled code could say that it lies in a file of ours."""
+    if type(path) not in (str, bytes):
         return ""
-    if type(path) not in (str, bytes):  # its methods would be the submission's
-        return f"names a file by an object of its own ({event})"
     path = os.path.abspath(os.fsdecode(path))
-    below = path + os.sep
-    if below.startswith(where.own) and not below.startswith(where.ours):
-        return f"uses compiled code, {path}" if path.endswith((".pyc", ".so")) else ""
-    if event == "open":
-        return _of_opening(where, path, arguments, frame)
-    if frame.f_code.co_filename.startswith("<frozen importlib"):
+    compiled = path.endswith((".pyc", ".so")) and not path.startswith(where.trusted)
+    memory = re.fullmatch(r"/proc/(.*/)?(mem|maps|map_files/.*)", path)
+    if not (compiled or memory) or not on_stack(where, frame):
         return ""
-    return f"calls {event} on {path}" if _asked_by_submission(where, frame) else ""
+    return f"uses compiled code, {path}" if compiled else f"opens {path}"
 
 
-def _of_opening(where, path, arguments, frame) -> str:
-    flags = arguments[2] if len(arguments) > 2 and isinstance(arguments[2], int) else 0
-    if flags & WRITES:
-        return "" if path.startswith("/dev/") else f"writes {path}"
-    if path.startswith("/proc/"):
-        secret = any(part in PRIVATE_OF_A_PROCESS for part in path.split("/")[3:])
-        return f"opens {path}" if secret and _asked_by_submission(where, frame) else ""
-    if (path + os.sep).startswith(where.ours):
-        return f"reads {path}" if _asked_by_submission(where, frame) else ""
-    known = (*where.trusted, "/dev/", "/etc/", "/usr/", "/lib", "/sys/")
-    return "" if path.startswith(known) else f"opens {path}"
-
-
-def _of_network(where, event, arguments, frame) -> str:
-    address = arguments[1] if event in ("socket.connect", "socket.bind", "socket.sendto") \
-        else arguments[0]
-    host = address[0] if isinstance(address, tuple) else address
-    asked = _asked_by_submission(where, frame)
-    if event == "socket.connect" and not isinstance(address, tuple):
-        return "opens a socket" if asked else ""
-    if asked or on_stack(where, frame) and host not in (None, "", "localhost", "127.0.0.1", "::1"):
-        return f"opens a socket ({event} {host})"
-    return ""
+def _of_network(where, address, frame) -> str:
+    """What a submission sends itself would count as what its ranks sent each other."""
+    return f"opens a socket to {str(address)[:80]}" if _asked_by_submission(where, frame) else ""

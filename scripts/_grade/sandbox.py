@@ -17,21 +17,21 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from _grade import bubblewrap, cgroups, namespaces
+from _grade import bubblewrap, cgroups, guard, namespaces, reach
 from _grade.events import SEPARATOR
 from _grade.files import Unreadable, plain
-from _grade.guard import MARK
 from _grade.limits import ANSWER, LOOK_MEMORY, LOOK_SECONDS
-from _grade.outcomes import BROKEN, FLAGGED, PASSED, TIMED_OUT, WAITING, WRONG, Graded
+from _grade.outcomes import BROKEN, FORGED, NOT_ALLOWED, PASSED, TIMED_OUT, WAITING, WRONG, Graded
 
 ROOT = Path(__file__).resolve().parents[2]
 READY = 300  # seconds that the imports may take
 _OUTCOMES = {b"1": PASSED, b"0": WRONG, b"-": WAITING}
 _LONGEST = 64_000  # bytes of a verdict
+# A breakpoint that was forgotten stops nothing; what is compiled would need a compiler.
+_HARMLESS = {"PYTHONBREAKPOINT": "0", "TORCHDYNAMO_DISABLE": "1"}
 _OF_ROLE = {
     "judge": {"WORKBOOK_GRADES": "1"},  # its verdicts say no right number (labs.checks.generator)
-    # a breakpoint that was forgotten stops nothing; what is compiled would need a compiler
-    "answer": {"PYTHONBREAKPOINT": "0", "TORCHDYNAMO_DISABLE": "1"}}
+    "answer": _HARMLESS, "check": _HARMLESS}
 GROUP_MEMORY = 6 * 10**9  # bytes, of all processes of an exercise together
 
 
@@ -67,8 +67,12 @@ class Sandbox:
         self._lock, self._folder = threading.Lock(), tempfile.TemporaryDirectory(prefix="grade-")
         self._log = open(Path(self._folder.name) / "log", "wb")
         self._control, theirs = socket.socketpair()
-        self._start(theirs, packages)
-        theirs.close()
+        self._of_answers, answers = socket.socketpair()
+        self._copies = Path(self._folder.name, "copies")
+        self._copies.mkdir()
+        self._copies.chmod(0o755)
+        with theirs, answers:
+            self._start(theirs, answers, packages)
         self._control.settimeout(READY)
         try:
             if self._line() != "ready":
@@ -77,19 +81,21 @@ class Sandbox:
             self.close()
             raise
 
-    def _start(self, theirs, packages):
+    def _start(self, theirs, answers, packages):
         """Starts the zygote: behind walls of its own, and not as root."""
         around, files, user, environment = [], [], 0, _environment()
         info, told = os.pipe()
         if self._isolated:
             scripts = str(ROOT / "scripts")
-            around, files = bubblewrap.around_zygote([*self._shown, scripts], told)
+            around, files = bubblewrap.around_zygote([*self._shown, scripts], told,
+                                                     str(self._copies))
             user = 60_000 + os.getpid() % 5_000 if os.geteuid() == 0 else 0
         else:  # it, too, leaves nothing behind
             environment |= {"HOME": self._folder.name, "TMPDIR": self._folder.name}
         self._process = subprocess.Popen(
-            [*around, sys.executable, "-P", "-m", "_grade.zygote", str(theirs.fileno()), str(user),
-             *packages], pass_fds=[theirs.fileno(), *files], stdin=subprocess.DEVNULL,
+            [*around, sys.executable, "-P", "-m", "_grade.zygote", str(theirs.fileno()),
+             str(answers.fileno()), str(user), *packages],
+            pass_fds=[theirs.fileno(), answers.fileno(), *files], stdin=subprocess.DEVNULL,
             stdout=self._log, stderr=self._log, cwd="/", start_new_session=True,
             env=environment | {"PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}"})
         for each in {*files, told}:
@@ -102,6 +108,7 @@ class Sandbox:
     def close(self) -> None:
         """Ends the zygote, and with it all that still runs."""
         self._control.close()
+        self._of_answers.close()
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._first, signal.SIGKILL)
         os.close(self._first)
@@ -124,9 +131,9 @@ class Sandbox:
             found += piece
         return found.decode().strip()
 
-    def _started(self) -> int:
+    def _started(self, control) -> int:
         """The descriptor of the process that the zygote has just forked."""
-        said, descriptors, *_ = socket.recv_fds(self._control, 100, 1)
+        said, descriptors, *_ = socket.recv_fds(control, 100, 1)
         if not descriptors:
             raise RuntimeError(f"the zygote has ended: {self.log()[-2000:]}")
         return descriptors[0]
@@ -149,18 +156,21 @@ class Sandbox:
         the exercise is judged apart."""
         began, seconds = time.monotonic(), seconds or self._seconds
         limits = namespaces.Limits(seconds=2 * math.ceil(seconds))
-        seed = work.get("seed", "")
-        if work.get("apart"):
-            found = self._grade_apart(work, limits, seconds, seed)
-        else:
-            secret = secrets.token_hex(16).encode()
-            said, alarms, in_time = self._run_submission(
-                secret + json.dumps(work).encode(), limits, seconds, _LONGEST, seed)
-            found = _judged(said, alarms, in_time, secret, seconds)
+        seed, (sent, counts) = work.get("seed", ""), os.pipe()
+        with open(sent, "rb") as sent:
+            with open(counts, "wb"):
+                if work.get("apart"):
+                    found = self._grade_apart(work, limits, seconds, seed, counts)
+                else:
+                    secret = secrets.token_hex(16).encode()
+                    said, alarms, in_time = self._run_submission(
+                        secret + json.dumps(work).encode(), limits, seconds, _LONGEST, seed, counts)
+                    found = _judged(said, alarms, in_time, secret, seconds)
+            found.sent = int(sent.read() or 0)
         found.seconds = time.monotonic() - began
         return found
 
-    def _grade_apart(self, work, limits, seconds, seed) -> Graded:
+    def _grade_apart(self, work, limits, seconds, seed, counts) -> Graded:
         """In two process trees: the judge, which never runs a line of the submission's, and the
         submission, which never sees the seed. A socket between them is all that they share."""
         job = json.dumps(work).encode()
@@ -170,7 +180,9 @@ class Sandbox:
             verdict, verdict_write = os.pipe()
             stack.callback(os.close, verdict)
             with judges, links, open(verdict_write, "wb"):  # closed here when the forks have them
-                stack.enter_context(self._tree("answer", theirs, limits, "", links.fileno()))
+                stack.enter_context(self._tree("answer", theirs, limits, "", links.fileno(),
+                                               counts=counts,
+                                               labs=self._copy_of_labs(work["modules"])))
                 judge = stack.enter_context(self._tree(
                     "judge", job, limits, seed, verdict_write, judges.fileno()))
             nothing = os.open("/dev/null", os.O_RDONLY)
@@ -182,6 +194,14 @@ class Sandbox:
             return Graded(BROKEN, "the judge ended before it said anything")
         outcome, sentence, hint = json.loads(said)
         return Graded(outcome, plain(sentence), hint)
+
+    def _copy_of_labs(self, modules: list[str]) -> str:
+        """The folder, for the zygote, of a copy of labs with these modules alone."""
+        name = hashlib.sha256(" ".join(modules).encode()).hexdigest()[:16]
+        with self._lock:
+            if not (self._copies / name).exists():
+                reach.copy(modules, self._copies / name)
+        return f"{bubblewrap.COPIES}/{name}"
 
     def look(self, data: bytes, known: dict) -> dict:
         """What `look.look_through` returns of a file's bytes. known: `look.Known`, as JSON. Raises
@@ -202,7 +222,7 @@ class Sandbox:
             raise Unreadable(why)
         return found
 
-    def _run_submission(self, job, limits, seconds, longest, seed=""):
+    def _run_submission(self, job, limits, seconds, longest, seed="", counts=None):
         """(what came on the verdict's pipe, what on the alarm's, whether it ended in time) of a
         process tree that a fork of the zygote begins."""
         with contextlib.ExitStack() as stack:
@@ -213,16 +233,22 @@ class Sandbox:
             with open(verdict_write, "wb"), open(alarm_write, "wb"):
                 process = stack.enter_context(self._tree(
                     "look" if self._looks else "check", job, limits, seed, verdict_write,
-                    alarm_write))
+                    alarm_write, counts=counts))
             return _listen(process, verdict, alarm, seconds, longest)
 
     @contextlib.contextmanager
-    def _tree(self, role: str, job: bytes, limits, seed: str, *descriptors: int):
+    def _tree(self, role: str, job: bytes, limits, seed: str, *descriptors: int,
+              counts: int | None = None, labs: str = ""):
         """Starts a process tree, and ends it with the block; a descriptor of its first process.
-        role: what it does with its job (zygote). descriptors: what it gets; close them here."""
+        role: what it does with its job (zygote). descriptors: what it gets; close them here.
+        counts: takes the bytes that its ranks sent, at its end. labs: the folder that it sees as
+        labs, where it is another one."""
+        control = self._of_answers if role == "answer" else self._control
         with contextlib.ExitStack() as stack:
             plan = {"role": role, "shown": self._shown, "root": str(ROOT),
                     "limits": asdict(limits), "isolated": self._isolated,
+                    "counts": counts is not None,
+                    "instead": [str(ROOT / "labs"), labs] if labs else None,
                     "environment": _environment(role) | {"WORKBOOK_SEED": seed}}
             if not self._isolated:
                 plan["folder"] = stack.enter_context(tempfile.TemporaryDirectory(
@@ -233,24 +259,20 @@ class Sandbox:
             job_read, job_write = os.pipe()
             try:
                 with self._lock:
-                    socket.send_fds(self._control, [json.dumps(plan).encode()],
-                                    [job_read, *descriptors])
-                    process = self._started()
+                    socket.send_fds(control, [json.dumps(plan).encode()],
+                                    [job_read, *descriptors, *([] if counts is None else
+                                                               [counts])])
+                    process = self._started(control)
             finally:
                 os.close(job_read)
             try:
-                group.take(_number(process))  # it waits for its job before it does anything
+                # it waits for its job before it does anything
+                group.take(namespaces.number_of(process))
                 threading.Thread(target=_write, args=(job_write, job), daemon=True).start()
                 yield process
             finally:
                 _end(process)
                 os.close(process)
-
-
-def _number(process) -> int:
-    """The number that the process of a descriptor has here; -1 where it has ended."""
-    lines = Path(f"/proc/self/fdinfo/{process}").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("Pid:"))
 
 
 def _closed(paths) -> str:
@@ -302,8 +324,10 @@ def _end(process):
 def _judged(said, alarms, in_time, secret, seconds) -> Graded:
     if alarms:
         first = plain(alarms.decode(errors="replace").split("\n")[0])
-        return Graded(FLAGGED, first.removeprefix(MARK) if first.startswith(MARK) else
-                      "writes into the grader's descriptors")
+        for mark, outcome in ((guard.FORGED, FORGED), (guard.NOT_ALLOWED, NOT_ALLOWED)):
+            if first.startswith(mark):
+                return Graded(outcome, first.removeprefix(mark))
+        return Graded(FORGED, "writes into the grader's descriptors")
     if not in_time:
         return Graded(TIMED_OUT, f"not done after {seconds:g} s: is there an endless loop?")
     if not said:
@@ -311,7 +335,7 @@ def _judged(said, alarms, in_time, secret, seconds) -> Graded:
                               "memory, or ended by themselves")
     seal, _, rest = said.partition(SEPARATOR)
     if seal != hashlib.sha256(secret + rest + secret).hexdigest().encode():
-        return Graded(FLAGGED, "writes a verdict of its own")
+        return Graded(FORGED, "writes a verdict of its own")
     outcome, sentence, hint = rest.split(SEPARATOR, 2)
     return Graded(_OUTCOMES[outcome], plain(sentence.decode()), hint.decode())
 

@@ -11,12 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from _grade import cgroups, feedback, files, judged_apart, static_look, table
+from _grade import cgroups, evidence, feedback, files, judged_apart, reach, static_look, table
 from _grade.bubblewrap import MISSING, OWN_FOLDERS
 from _grade.files import Unreadable
 from _grade.lessons import Exercise, Lesson, read_lessons
 from _grade.look import Known
-from _grade.outcomes import BROKEN, FLAGGED, PASSED, TIMED_OUT, Graded
+from _grade.outcomes import BROKEN, FORGED, PASSED, TIMED_OUT, Graded
 from _grade.sandbox import ROOT, Closed, Misplaced, Missing, Sandbox, Unavailable
 from labs.workers import cores
 
@@ -90,9 +90,9 @@ def _run(session, unreadable) -> int:
         session.write(unreadable)
         raise
     session.write(unreadable)
-    flagged = [one for one in session.done if one["flagged"]]
+    forged = [one for one in session.done if one["forged"]]
     print(f"\n{session.in_words()}\n{session.out}\n{session.out.with_suffix('') / 'class.html'}")
-    return 130 if interrupted else int(bool(unreadable or flagged))
+    return 130 if interrupted else int(bool(unreadable or forged))
 
 
 def _chosen(lessons, only) -> list[Lesson]:
@@ -167,6 +167,7 @@ class Session:
         self._records = self._folder / "results.jsonl"
         self.done: list[dict] = []
         self._others: list[dict] = []
+        self._solutions: evidence.Solutions | None = None
         self._began = time.monotonic()
 
     def run(self) -> None:
@@ -197,11 +198,13 @@ class Session:
             print(UNSAFE, file=sys.stderr)
         sandbox = Sandbox(sorted({one.lesson.package for one in todo}),
                           not self._options.unsafe, self._options.seconds)
+        if not self._options.unsafe:  # else all interfaces are the machine's
+            self._solutions = evidence.Solutions(
+                ROOT, functools.partial(grade_exercise, sandbox))
         pool = ThreadPoolExecutor(_at_once(self._options))
         try:
             sandbox.probe()
-            waiting = [(one, [pool.submit(grade_exercise, sandbox, one.lesson, exercise,
-                                          one.looked)
+            waiting = [(one, [pool.submit(self._graded, sandbox, one, exercise)
                               for exercise in one.lesson.exercises]) for one in todo]
             for number, (one, futures) in enumerate(waiting, 1):
                 self._progress(number, len(waiting), one)
@@ -209,6 +212,12 @@ class Session:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
             sandbox.close()
+
+    def _graded(self, sandbox, one, exercise) -> Graded:
+        found = grade_exercise(sandbox, one.lesson, exercise, one.looked)
+        if self._solutions is None:
+            return found
+        return self._solutions.judged(one.lesson, exercise, found)
 
     def _progress(self, number, of, one):
         if sys.stdout.isatty():
@@ -220,14 +229,14 @@ class Session:
         exercises = [{"number": exercise.number, "outcome": found.outcome,
                       "points": worth if found.outcome == PASSED else 0.0, "of": worth,
                       "sentence": found.sentence, "hint": found.hint,
-                      "seconds": round(found.seconds, 2)}
+                      "seconds": round(found.seconds, 2), "sent": found.sent}
                      for exercise, found, worth in zip(one.lesson.exercises, graded, points,
                                                        strict=True)]
-        flagged = [f"{each['number']} {each['sentence']}" for each in exercises
-                 if each["outcome"] == FLAGGED]
-        flagged += map(files.plain, one.looked["remarks"])
+        forged = [f"{each['number']} {each['sentence']}" for each in exercises
+                  if each["outcome"] == FORGED]
         record = {"student": one.student, "lesson": one.lesson.name,
-                  "file": files.shown(str(one.path)), "key": self._key(one), "flagged": flagged,
+                  "file": files.shown(str(one.path)), "key": self._key(one), "forged": forged,
+                  "remarks": [*map(files.plain, one.looked["remarks"])],
                   "exercises": exercises}
         self.done.append(record)
         with open(self._records, "a", encoding="utf-8") as file:
@@ -266,16 +275,21 @@ class Session:
     def write(self, unreadable: list[tuple[str, str]]) -> None:
         """Writes the table, a page for each student, and the class's."""
         self.done.sort(key=lambda record: (record["student"], record["lesson"]))
-        table.write(self.out, self.done, unreadable)
-        feedback.write(self._folder, self.done)
+        table.write(self.out, self.done, unreadable, self.notes())
+        feedback.write(self._folder, self.done, self.notes())
+
+    def notes(self) -> list[str]:
+        """What the summary and the class's page say of this machine."""
+        return self._solutions.failures() if self._solutions else []
 
     def in_words(self) -> str:
         """One line on the whole run."""
         seconds = sum(each["seconds"] for one in self.done for each in one["exercises"])
         each = f", {seconds / len(self.done):.1f} s each" if self.done else ""
-        flagged = sum(bool(one["flagged"]) for one in self.done)
+        forged = sum(bool(one["forged"]) for one in self.done)
+        notes = "".join(f"\n{note}" for note in self.notes())
         return (f"{len(self.done)} of {len(self._found)} submissions graded in "
-                f"{time.monotonic() - self._began:.0f} s{each}; {flagged} flagged")
+                f"{time.monotonic() - self._began:.0f} s{each}; {forged} forged{notes}")
 
 
 def _may_differ(record) -> bool:
@@ -300,8 +314,10 @@ def grade_exercise(sandbox: Sandbox, lesson: Lesson, exercise: Exercise, looked:
         name, source, file = looked["parts"][number]
         cells.append({"name": name, "source": source, "keep": keep, "file": file})
     seed = hashlib.sha256(f"{exercise.number} {_RUN}".encode()).hexdigest()
+    apart = exercise.number in judged_apart.EXERCISES
     try:
-        return sandbox.grade({"seed": seed, "apart": exercise.number in judged_apart.EXERCISES,
+        return sandbox.grade({"seed": seed, "apart": apart, "modules": sorted(
+                                  reach.modules_for(lesson, exercise)) if apart else [],
                               "package": lesson.package, "check": exercise.check,
                               "arguments": list(exercise.arguments), "cells": cells})
     except Exception as error:  # of this machine: the others go on

@@ -6,25 +6,14 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import _notebooks
-
 from _grade import syntax
 from _grade.submissions import root_of
 
-# Modules that no exercise needs and that reach around the checks.
-_MODULES = {"ctypes", "_ctypes", "socket", "subprocess", "_posixsubprocess", "pty", "mmap",
-            "marshal", "cffi", "posix", "_thread", "signal", "importlib", "builtins", "pickle",
-            "atexit", "runpy", "code", "codeop", "psutil"}
+# What leads from a function or an object to what a check keeps to itself, and no audit event says.
 _ATTRIBUTES = {
-    "__globals__", "__closure__", "__code__", "__builtins__", "__wrapped__", "cell_contents",
-    "__subclasses__", "tb_frame", "tb_next", "f_back", "f_locals", "f_globals", "f_code",
-    "gi_frame", "cr_frame", "ag_frame", "gi_code", "_getframe", "_current_frames", "get_objects",
-    "get_referrers", "get_referents", "addaudithook", "settrace", "setprofile", "co_consts",
-    "__array_interface__", "__array_struct__", "__reduce__", "__reduce_ex__", "__torch_function__",
-    "__torch_dispatch__", "_construct_storage_from_data_pointer", "ctypeslib", "__loader__"}
-_OF_OS = {"system", "popen", "fork", "forkpty", "kill", "killpg", "abort", "_exit", "setsid",
-          "execv", "execve", "execvp", "execl", "spawnv", "spawnl", "posix_spawn", "dup2"}
-_BUILTINS = {"exec", "eval", "compile", "__import__", "globals", "breakpoint"}
+    "__globals__", "__closure__", "__builtins__", "cell_contents", "__subclasses__",
+    "__array_interface__", "__array_struct__", "__torch_function__", "__torch_dispatch__",
+    "_construct_storage_from_data_pointer", "ctypeslib", "__loader__"}
 _GETTERS = {"getattr", "attrgetter", "methodcaller", "__getattribute__", "vars"}
 _KNOWING = {"checks", "predictions", "ground_truth"}  # said of any object
 _LOOKING = {"dir", "help", "print", "repr", "type"}  # may be given a package of labs
@@ -44,7 +33,7 @@ def findings(body: Iterable[ast.stmt], imports: frozenset[str] | None = None) ->
     modules = {"torch", "dist", "sys", "os", "builtins", "numpy", "np", "math"} | labs
     for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
-            yield from _imports(node, imports)
+            yield from _imports_of_labs(node, imports)
         elif isinstance(node, ast.Attribute):
             yield from _attribute(node, modules, labs)
         elif isinstance(node, ast.Call):
@@ -128,19 +117,6 @@ def inner_modules() -> frozenset[str]:
     return frozenset(names - _PACKAGES - offered)
 
 
-def _imports(node, imports):
-    if of_labs := list(_imports_of_labs(node, imports)):
-        yield from of_labs
-        return
-    names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [
-        node.module or ""]
-    for name in names:
-        first = name.split(".")[0]
-        some = first == "gc" and isinstance(node, ast.ImportFrom)  # gc.collect frees memory
-        if first in _MODULES or some and {alias.name for alias in node.names} != {"collect"}:
-            yield f"imports {first}"
-
-
 def _imports_of_labs(node, imports):
     """Only as the notebooks do it, or a name that labs itself offers: its modules know the
     answers."""
@@ -158,12 +134,6 @@ def _attribute(node, modules, labs):
     root = root_of(node)
     if node.attr in _ATTRIBUTES:
         yield f"uses .{node.attr}"
-    elif root == "os" and node.attr in _OF_OS:
-        yield f"calls os.{node.attr}"
-    elif root == "gc" and node.attr != "collect":
-        yield f"uses gc.{node.attr}"
-    elif root == "sys" and node.attr in ("modules", "exit", "meta_path", "path_hooks"):
-        yield f"uses sys.{node.attr}"
     elif _is_inner(node, labs):
         yield f"uses {ast.unparse(node)}"
     elif not isinstance(node.ctx, ast.Load) and root in modules and \
@@ -186,9 +156,7 @@ def _is_named_as_its_package(node) -> bool:
 def _call(node, modules, labs):
     name = getattr(node.func, "id", getattr(node.func, "attr", ""))
     first = root_of(node.args[0]) if node.args else ""
-    if isinstance(node.func, ast.Name) and name in _BUILTINS:
-        yield f"calls {name}"
-    elif name in ("setattr", "delattr") and first in modules:
+    if name in ("setattr", "delattr") and first in modules:
         yield f"replaces something of {ast.unparse(node.args[0])}"
     else:
         yield from _call_of_labs(node, labs)
@@ -216,7 +184,5 @@ def _forged_sign(value):
 
 def _text(value):
     yield from _forged_sign(value)
-    if re.search(rf"solutions/{_notebooks.NUMBER}_", value) or "/proc/" in value:
-        yield f"names {'/proc/' if '/proc/' in value else 'solutions/'}"
-    elif value in _ATTRIBUTES:
+    if value in _ATTRIBUTES:
         yield f"uses {value!r}"

@@ -13,15 +13,16 @@ from _grade.outcomes import PASSED
 from _grade.sandbox import ROOT
 
 TO_READ = "to read"  # stands where a part of an exercise has no check
-MADE_FROM = "graded.json"  # what the table was made from: {"done": records, "unreadable": ...}
+MADE_FROM = "graded.json"  # what the table was made from: the arguments of `write`
 
 
-def write(path: Path, done: list[dict], unreadable: list[tuple[str, str]]) -> None:
-    """Writes the table, and beside it what it was made from."""
+def write(path: Path, done: list[dict], unreadable: list[tuple[str, str]],
+          notes: list[str] | None = None) -> None:
+    """Writes the table, and beside it what it was made from. notes: on this machine."""
     folder = path.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / MADE_FROM).write_text(json.dumps({"done": done, "unreadable": unreadable},
-                                               ensure_ascii=False), encoding="utf-8")
+    made_from = {"done": done, "unreadable": unreadable, "notes": notes or []}
+    (folder / MADE_FROM).write_text(json.dumps(made_from, ensure_ascii=False), encoding="utf-8")
     write_rows(path, by_name(done, unreadable))
 
 
@@ -30,7 +31,7 @@ def write_rows(path: Path, rows: list[Row], roster: bool = False) -> None:
     for all. A cell of an exercise is empty where its notebook was not handed in."""
     worth = points_possible(rows)
     read_by_hand = sorted((number for number in worth if is_to_read(number)), key=order)
-    head = ["student", *(["id", "email"] if roster else []), "points", "of", "handed in", "flagged",
+    head = ["student", *(["id", "email"] if roster else []), "points", "of", "handed in", "forged",
             "late", "unreadable", "remark", "seconds"]
     for number in worth:
         head += [number, f"{number} says"]
@@ -71,15 +72,16 @@ def _cells(row, worth, read_by_hand, roster) -> list:
     seconds = sum(each["seconds"] for each in exercises.values())
     notebooks = ", ".join(_notebooks.number(one["lesson"]) for one in row.records)
     late = "; ".join(f"{_notebooks.number(name) or name} by {words}" for name, words in row.late)
-    flagged = "; ".join(text for one in row.records for text in one["flagged"])
+    forged = "; ".join(text for one in row.records for text in one["forged"])
+    remarks = [*row.remark, *(text for one in row.records for text in one["remarks"])]
     unreadable = "; ".join(why if file == row.label else f"{file}: {why}"
                            for file, why in row.unreadable)
     who = row.student
     ids = ([who.id, who.email] if who else ["", ""]) if roster else []
     handed_in = notebooks or ("" if row.unreadable else "nothing")
     cells = [safe(row.label), *map(safe, ids), f"{points:g}",
-             f"{of:g}" if roster or row.records else "", handed_in, safe(flagged), late,
-             safe(unreadable), safe("; ".join(row.remark)), f"{seconds:.1f}"]
+             f"{of:g}" if roster or row.records else "", handed_in, safe(forged), late,
+             safe(unreadable), safe("; ".join(remarks)), f"{seconds:.1f}"]
     for number in worth:
         each = exercises.get(number)
         cells += [f"{each['points']:g}", safe(says(each))] if each else ["", ""]
@@ -101,6 +103,6 @@ def in_words(one: dict) -> str:
     """A line on one submission."""
     points, of = (sum(each[name] for each in one["exercises"]) for name in ("points", "of"))
     seconds = sum(each["seconds"] for each in one["exercises"])
-    flagged = f"  flagged: {one['flagged'][0]}" if one["flagged"] else ""
+    forged = f"  forged: {one['forged'][0]}" if one["forged"] else ""
     number = _notebooks.number(one["lesson"])
-    return f"{points:g} of {of:g}  {one['student']}  {number}  {seconds:.1f} s{flagged}"
+    return f"{points:g} of {of:g}  {one['student']}  {number}  {seconds:.1f} s{forged}"

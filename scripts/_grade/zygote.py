@@ -1,10 +1,12 @@
 """Imports once what all exercises need, and forks a process for each, which enters namespaces of
 its own. It never reads a submission: what a fork inherits from it is no secret.
 
-    python -P -m _grade.zygote SOCKET USER PACKAGE...
+    python -P -m _grade.zygote SOCKET SOCKET USER PACKAGE...
 
+The second socket is that of a fork that has imported no check, and is to have none in its memory:
+the answers' processes that are judged apart come from it.
 USER: the number to become, 0 to stay who it is. Without a package it imports nothing, and its forks
-look at what was handed in (look). Over the socket come the plans, as JSON with up to three
+look at what was handed in (look). Over the socket come the plans, as JSON with up to four
 descriptors each: a job and what its role needs (_run). The answer is a descriptor of the process
 that ends when nothing is left of the submission's: numbers of processes are others outside.
 """
@@ -25,18 +27,33 @@ from importlib import import_module
 from _grade import namespaces
 
 
-def main(descriptor: int, user: int, packages: list[str]) -> None:
+def main(descriptor: int, of_answers: int, user: int, packages: list[str]) -> None:
     """Serves until the other end of the socket closes."""
     if user:
         namespaces.become(user)
     namespaces.die_with_parent()
+    if packages:
+        from _grade import reach
+        from labs.workers import third_party
+
+        _import([*third_party.MODULES, "_grade.answering", *reach.BASE])
+        if os.fork() == 0:
+            namespaces.die_with_parent()
+            os.close(descriptor)
+            _serve(of_answers)
+            os._exit(0)
+    os.close(of_answers)
     _import_all(packages)
+    os.write(descriptor, b"ready\n")
+    _serve(descriptor)
+
+
+def _serve(descriptor):
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the grader ends what runs
     with socket.socket(fileno=descriptor) as control:
-        control.sendall(b"ready\n")
         while True:
-            message, descriptors, *_ = socket.recv_fds(control, 1 << 20, 3)
+            message, descriptors, *_ = socket.recv_fds(control, 1 << 20, 4)
             if not message:
                 return
             child = os.fork()
@@ -52,14 +69,16 @@ def main(descriptor: int, user: int, packages: list[str]) -> None:
 
 def _import_all(packages):
     """Everything that checks import, so that no fork has to."""
-    names = ["labs.workers.forkserver_preload", "_grade.inside", "_grade.judge",
-             "_grade.answering"] if packages else ["_grade.look"]
-    for name in names:
-        import_module(name)
+    _import(["labs.workers.forkserver_preload", "_grade.inside", "_grade.judge"] if packages else
+            ["_grade.look"])
     for package in packages:
         found = import_module(package)
-        for module in pkgutil.walk_packages(found.__path__, f"{package}."):
-            import_module(module.name)
+        _import(module.name for module in pkgutil.walk_packages(found.__path__, f"{package}."))
+
+
+def _import(names):
+    for name in names:
+        import_module(name)
     gc.collect()
     gc.freeze()
 
@@ -67,7 +86,9 @@ def _import_all(packages):
 def _run(plan, job, *others):
     """In a fork: one exercise, or one file to look at. others: descriptors, by plan["role"]: of
     "look", "check" and "judge" the first takes what is found; "check" has an alarm (guard), "judge"
-    and "answer" a socket to each other. Returns never."""
+    and "answer" a socket to each other. Where plan["counts"], the last one takes the bytes that
+    went over the loopback interface; this process alone has it. Returns never."""
+    others, counts = (others[:-1], others[-1]) if plan["counts"] else (others, None)
     try:
         namespaces.die_with_parent()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -76,13 +97,18 @@ def _run(plan, job, *others):
         os.environ.update(plan["environment"])
 
         def work():
+            if counts is not None:
+                os.close(counts)
             namespaces.hide_memory()
             _discard_output()
             _work_of(plan)(job, *others)
 
         limits = namespaces.Limits(**plan["limits"])
         if plan["isolated"]:
-            namespaces.run_isolated(plan["shown"], limits, work, (job, *others))
+            sent = namespaces.run_isolated(plan["shown"], limits, work, (job, *others),
+                                           plan.get("instead"))
+            if counts is not None:
+                os.write(counts, str(sent).encode())
         else:
             _run_unsafe(plan["folder"], limits, work)
         os._exit(0)
@@ -147,4 +173,4 @@ def _call_subreaper():
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    main(*map(int, sys.argv[1:4]), sys.argv[4:])

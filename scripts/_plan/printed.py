@@ -50,6 +50,12 @@ def _memory(answer) -> list[str]:
     if answer.could_count:
         sure_of = "" if answer.job.shape.is_mixture else " within 10 %"
         found.append(f"            by a closed form{sure_of}; --exact counts every tensor")
+    experts = answer.job.shape.experts
+    if answer.counted and answer.plan.is_fsdp and 0 < experts < answer.plan.data:
+        found.append(f"            FSDP2 shards a tensor with all experts of a layer along its "
+                     f"first dimension: {experts} of {answer.plan.data} ranks keep one each, and "
+                     f"a gathered layer is padded to {answer.plan.data} experts; fully_shard's "
+                     "shard_placement_fn can name another dimension")
     return [*found, f"            {fitting}: {room / GB:.1f} GB of the {answer.job.gpu.name} are "
                     f"free beside CUDA and NCCL{sure}; {_interval(answer.memory_factors)} between "
                     f"{low / GB:.1f} and {high / GB:.1f}"]

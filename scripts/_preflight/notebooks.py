@@ -17,12 +17,12 @@ GB = 1e9
 
 def running(root: Path = ROOT) -> Found:
     """The notebooks, each with its minutes and with the memory that its run took."""
-    names = [path.stem for path in _notebooks.paths(root / "solutions")]
+    names = [path.stem for path in _notebooks.paths(root / "notebooks", ".ipynb")]
     cards = nvidia_smi.query("name").get("name", []) if nvidia_smi.is_there() else []
     found = {"gpus": [{"name": card} for card in cards]}
     found["title"] = machine.title(found) if cards else "no GPU"
     run = reference.of_machine(found, root)
-    return _measured(names, run) if run else _estimated(names)
+    return _measured(names, run) if run else _estimated(names, "on these GPUs" if cards else "here")
 
 
 def _measured(names, run) -> Found:
@@ -48,10 +48,11 @@ def _measured(names, run) -> Found:
     return worst(value, problems, notebooks=rows, reference=run["date"])
 
 
-def _estimated(names) -> Found:
-    """On a kind of machine that none was made on: a prediction, and marked as one."""
+def _estimated(names, where) -> Found:
+    """On a kind of machine that no reference run is of, or in a release, which has none: a
+    prediction, and marked as one."""
     seconds = {part.name: part.seconds for part in parts.PARTS if part.name in names}
     minutes = sum(seconds.values()) / 60
-    return ok(f"{counted(len(names), 'notebook')}; how long they take on these GPUs is not yet "
+    return ok(f"{counted(len(names), 'notebook')}; how long they take {where} is not yet "
               f"measured. Predicted for 8 A100: {minutes:.0f} minutes, {node_dollars(minutes):.2f} "
               "dollars", predicted=seconds)

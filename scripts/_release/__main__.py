@@ -11,8 +11,9 @@ what it writes, from the last commit:
   no tests/, no outputs of solutions, no grader; CHANGELOG.md says what is new
 and it tags the commit TAG, unless the tag is there already, or --no-tag.
 
---variant NAME gives each class other numbers: training data, losses, the order of slow runs, and
-the random cases of a grader's checks change with NAME. To grade that class, have NAME in the file
+--variant NAME gives each class other numbers, so that another class's do not fit: training data,
+and so losses; the letters of notebook 05's slow runs; the figure of exercise 6.3; the random cases
+of a grader's checks. The same NAME gives the same numbers. To grade that class, write NAME into
 labs/workers/variant.txt of the checkout that grades.
 
 exit code: 0; 1 if git cannot make it; 2 if an argument is wrong.
@@ -31,9 +32,10 @@ def check(arguments: list) -> argparse.Namespace:
         epilog=EPILOG)
     parser.add_argument("tag", metavar="TAG", help="the release's name, as in v1.0")
     parser.add_argument("--variant", metavar="NAME", default="",
-                        help="a class: its numbers are its own")
-    parser.add_argument("--out", metavar="OUT", default="dist", help="a folder (dist)")
-    parser.add_argument("--no-tag", action="store_true", help="leave git's tags as they are")
+                        help="a class, as in spring-2027: it gets numbers of its own")
+    parser.add_argument("--out", metavar="OUT", default="dist",
+                        help="the folder to write to (dist)")
+    parser.add_argument("--no-tag", action="store_true", help="do not tag the commit")
     options = parser.parse_args(arguments)
     for name in filter(None, (options.tag, options.variant)):
         if not re.match(r"[A-Za-z0-9][\w.-]*$", name) or ".." in name:

@@ -41,7 +41,7 @@ def check(arguments):
         prog="scripts/turn", formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Run a notebook on K of this node's GPUs for at most M minutes, when it is its "
                     "turn.", epilog=EPILOG)
-    parser.add_argument("notebook", nargs="?", metavar="NOTEBOOK")
+    parser.add_argument("notebook", nargs="?", metavar="NOTEBOOK", help="what to run")
     parser.add_argument("--gpus", type=positive(int), default=1, metavar="K",
                         help="GPUs at the same time (1)")
     parser.add_argument("--minutes", type=positive(float), default=10, metavar="M",

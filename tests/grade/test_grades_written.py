@@ -10,7 +10,8 @@ from _grade.sandbox import PASSED, ROOT, WAITING, WRONG
 def record(student="ada", **changes):
     one = {"number": "2.1", "outcome": WRONG, "points": 0.0, "of": 1.0, "sentence": "it is 3 times",
            "hint": "Divide.", "seconds": 1.0} | changes
-    return {"student": student, "lesson": "02_manual_ddp", "flagged": [], "exercises": [one]}
+    return {"student": student, "lesson": "02_manual_ddp", "forged": [], "remarks": [],
+            "exercises": [one]}
 
 
 def test_a_spreadsheet_runs_nothing(tmp_path):

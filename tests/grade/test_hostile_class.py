@@ -57,22 +57,22 @@ class TestClass:
         assert len(graded.kinds["right"]) == 40
         found = {name: graded.records[name]["exercises"][0] for name in graded.kinds["right"]}
         assert {name: one for name, one in found.items() if one["points"] != 1} == {}
-        assert not any(graded.records[name]["flagged"] for name in graded.kinds["right"])
+        assert not any(graded.records[name]["forged"] for name in graded.kinds["right"])
 
     def test_an_honest_mistake_is_no_attack(self, graded):
         for name in graded.kinds["wrong"]:
             one = graded.records[name]
-            assert (one["exercises"][0]["points"], one["flagged"]) == (0, []), one
+            assert (one["exercises"][0]["points"], one["forged"]) == (0, []), one
         assert "plain mean" in graded.records["plain_mean"]["exercises"][0]["sentence"]
 
-    def test_no_hostile_one_gains_a_point_and_each_is_flagged(self, graded):
+    def test_no_hostile_one_gains_a_point_and_each_has_its_sentence(self, graded):
         assert len(graded.kinds["hostile"]) >= 25
         for name, words in graded.kinds["hostile"].items():
             one = graded.records[name]
             sentence = one["exercises"][0]["sentence"]
             print(f"{name:32s} {one['exercises'][0]['outcome']:10s} {sentence[:100]!r}")
             assert one["exercises"][0]["points"] == 0, name
-            assert re.search(words, "\n".join([sentence, *one["flagged"]])), (name, one)
+            assert re.search(words, "\n".join([sentence, *one["remarks"]])), (name, one)
 
     def test_nothing_outlives_its_grading(self, graded):
         assert graded.left == []
@@ -83,7 +83,7 @@ class TestClass:
         assert graded.beside.read_text() == "private"
         assert {path.name for path in graded.folder.iterdir()} == {"in", "grades", "grades.csv"}
 
-    def test_exit_code_says_that_some_were_flagged(self, graded):
+    def test_exit_code_says_that_some_forged(self, graded):
         assert graded.code == 1
 
     def test_one_row_a_student(self, graded):

@@ -5,7 +5,7 @@ import json
 
 import pytest
 from _grade import judged_apart
-from _grade.outcomes import FLAGGED, NOT_ALLOWED, PASSED, WRONG
+from _grade.outcomes import FORGED, NOT_ALLOWED, PASSED, WRONG
 from _grade.sandbox import Sandbox
 from grading import (
     ROOT,
@@ -58,7 +58,7 @@ def test_an_honest_answer_passes(sandbox, lessons, tmp_path, name):
 def test_what_is_no_message_is_forged(sandbox, lessons, tmp_path):
     found = grade(sandbox, lessons, on_the_judge.ATTACKS["sends_a_result_itself"],
                   tmp_path / "ada.ipynb")
-    assert (found.outcome, found.sentence) == (FLAGGED, "sends a message of "
+    assert (found.outcome, found.sentence) == (FORGED, "sends a message of "
                                                "36,893,488,147,419,103,230 bytes")
 
 
@@ -159,7 +159,7 @@ def test_the_solutions_pass(sandbox, lessons):
         one = looked_at(ROOT / "solutions" / f"{name}.ipynb", lessons)
         found |= {each.number: grade_one(sandbox, one, each) for each in one.lesson.exercises
                   if each.number in judged_apart.EXERCISES}
-    assert len(found) == 10
+    assert len(found) == 11
     assert {number: one for number, one in found.items() if one.outcome != PASSED} == {}
 
 

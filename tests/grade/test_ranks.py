@@ -30,10 +30,10 @@ def test_a_member_of_an_enum_is_read():
 
 
 @pytest.mark.parametrize("asked", [(Kind, "mro"), (Kind, "__class__"), ("text", "format")])
-def test_whatever_else_getattr_would_reach_is_flagged(asked, monkeypatch):
+def test_whatever_else_getattr_would_reach_is_refused(asked, monkeypatch):
     said = []
     monkeypatch.setattr(ranks.sys, "audit", lambda *event: said.append(event))
     with pytest.raises((KeyError, TypeError)):
         read(ByGetattr(*asked))
-    assert said == [("workbook.flagged",
+    assert said == [("workbook.refused",
                      "sends what runs code when it is read, builtins.getattr")]

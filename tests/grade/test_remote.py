@@ -1,6 +1,7 @@
 """Plain data and functions of another process, without a sandbox: the other end is a thread."""
 
 import inspect
+import itertools
 import json
 import math
 import os
@@ -345,6 +346,59 @@ def test_what_the_judge_cannot_send_is_its_own_mistake(asked):
         found(Own(3))
 
 
+def test_the_judges_function_is_asked(asked):
+    calls = []
+
+    def gather(parameters, *, twice=False):
+        calls.append(parameters)
+        return parameters * (2.0 if twice else 1.5)
+
+    [found] = asked(lambda sizes, by: [by(sizes[0]), by(parameters=sizes[1], twice=True)])
+    assert found([2, 4], gather) == [3.0, 8.0] and calls == [2, 4]
+
+
+def test_the_judges_function_raises_there(asked):
+    def tries(by):
+        try:
+            return by()
+        except TypeError as error:
+            return str(error)
+
+    [found] = asked(tries)
+    assert "missing 1 required positional argument: 'parameters'" in found(lambda parameters: 1)
+
+
+def test_an_iterator_that_never_ends_is_read_as_far_as_it_is_asked(asked):
+    numbers, [found] = itertools.count(), asked(lambda gaps: [next(gaps) for _ in range(3)])
+    assert found(numbers) == [0, 1, 2] and next(numbers) == 3
+    [found] = asked(lambda gaps: (list(gaps), next(gaps, None)))
+    assert found(iter([1.5, math.inf])) == ([1.5, math.inf], None)
+
+
+def test_a_verdict_of_the_judges_iterator_is_raised_here(asked):
+    def endless():
+        yield 1
+        raise Wrong("it read too much", code="endless_list")
+
+    [found] = asked(lambda gaps: list(gaps))
+    with pytest.raises(Wrong, match="it read too much"):
+        found(Iterated(endless()))
+    assert found(Iterated(iter([2]))) == [2]
+
+
+class Iterated:
+    """An iterator, and no generator: those are read before they are sent."""
+
+    def __init__(self, values):
+        self._values = values
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return next(self._values)
+
+
 @pytest.fixture
 def answered():
     """answered(*messages): a Remote whose other end has sent these."""
@@ -388,7 +442,9 @@ def test_answers_that_no_honest_process_describes_are_forged(answered, first):
     plain_data.pack(["returned"]), plain_data.pack(["returned", 1, 2]),
     plain_data.pack(["returned", 1, plain_data.pack([3, 4])]),
     plain_data.pack(["raised", 5, "", None, None]), plain_data.pack(["raised", "a b", "", 0, 0]),
-    plain_data.pack(["raised", "ValueError"])])
+    plain_data.pack(["raised", "ValueError"]), plain_data.pack(["asks", 0, [], {}]),
+    plain_data.pack(["asks"]), plain_data.pack(["asks", "run", [], {}]),
+    message(["list", ["returned", ["given", 0, False], None]])])
 def test_results_that_no_honest_process_sends_are_forged(answered, then):
     [found] = answered(described(FUNCTION), then).answers()
     with pytest.raises(remote.Forged):

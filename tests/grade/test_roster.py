@@ -84,7 +84,7 @@ def test_answers_that_are_alike_are_listed(run, capsys):
 def test_what_cannot_be_read_has_a_column_of_its_own(run):
     run.write("ada@x.edu").write_text("no")
     code, rows = run()
-    assert code == 1 and rows[0]["flagged"] == "" and "is no notebook" in rows[0]["unreadable"]
+    assert code == 1 and rows[0]["forged"] == "" and "is no notebook" in rows[0]["unreadable"]
 
 
 @pytest.mark.parametrize("name", [

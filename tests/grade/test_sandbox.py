@@ -18,7 +18,7 @@ import torch
 from _grade import bubblewrap, cgroups, inside, judged_apart, look, namespaces
 from _grade import sandbox as sandboxes
 from _grade.files import Unreadable
-from _grade.sandbox import BROKEN, FLAGGED, PASSED, Sandbox
+from _grade.sandbox import BROKEN, NOT_ALLOWED, PASSED, Sandbox
 from grading import (
     ROOT,
     grade,
@@ -297,7 +297,7 @@ def test_unsafe_grades_too(lessons, tmp_path, monkeypatch):
         walks = grade(found, lessons, source, tmp_path / "b.ipynb")
     finally:
         found.close()
-    assert (right.outcome, beside.outcome, walks.outcome) == (PASSED, PASSED, FLAGGED)
+    assert (right.outcome, beside.outcome, walks.outcome) == (PASSED, PASSED, NOT_ALLOWED)
     assert sorted(Path(bubblewrap.HOME).rglob("*")) == before
 
 

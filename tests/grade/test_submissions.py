@@ -128,7 +128,8 @@ def test_a_script_goes_to_the_sandbox_as_a_file():
     (f"%%writefile  train.py \n{SCRIPT}\n", "waiting", "is waiting for your code"),
     ("%%writefile other.py\nprint(1)", "waiting", "is waiting for your answer"),
     ("%%writefile train.py\nprint(1", "wrong", "cell 2 is not Python: line 1"),
-    ("%%writefile train.py\nimport socket", "flagged", "cell 2 imports socket")])
+    ("%%writefile train.py\nprint('✓ Exercise 6.1')", "not allowed here",
+     "cell 2 prints what a check prints")])
 def test_what_is_said_of_a_script_that_does_not_run(source, outcome, words):
     one = with_script(CLEAN[0].source, source, CLEAN[2].source)
     found = graded(one)
@@ -202,11 +203,6 @@ def test_two_notebooks_of_a_student_that_share_their_digits(tmp_path):
     for name in ("07a_tensor_parallel", "07b_pipeline_parallel"):
         (tmp_path / "ada" / f"{name}.ipynb").touch()
     assert [student for student, _ in files.files_of([tmp_path])] == ["ada", "ada"]
-
-
-def test_a_solution_is_named_also_by_a_number_with_a_letter():
-    source = "open('solutions/07a_tensor_parallel.py')"
-    assert "names solutions/" in list(static_look.findings(submissions.parse(source)))
 
 
 @pytest.mark.parametrize("name", ["02_manual_ddp", "eve"])

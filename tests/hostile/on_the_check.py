@@ -1,10 +1,12 @@
 """Submissions that try to pass without an answer: each is what stands in the cell of exercise 2.1
-or 0.1 (`mean_over_ranks`), and the words that it must be flagged with.
+or 0.1 (`mean_over_ranks`), and the words that must be said of it.
 
 Names are put together while the code runs ("_get" + "frame"), so that the look at the source, which
 would refuse most of them, lets them pass and the next layer has to find them.
 """
 
+# What a check says of an answer that does nothing but what its sandbox makes harmless.
+DOES_NOT_HELP = "full batch|plain|gradient"
 LOADED = 'LOADED = getattr(sys, "mod" + "ules")'
 HEAD = f'''import os, sys, threading, torch
 import torch.distributed as dist
@@ -62,12 +64,12 @@ SEEN = {
     "replaces_the_check": (combine(head="import labs.manual_ddp as lab\n"
                                    "lab.check_combine = print\ncombine = lab\n"),
                            "replaces lab.check_combine"),
-    "exits": (combine("sys.exit(0)"), "uses sys.exit"),
     "reads_memory_as_an_array": (combine("return sizes.__array_interface__"),
                                  "uses .__array_interface__"),
 }
 # Found while it runs.
 FOUND = {
+    "exits": (combine("sys.exit(0)"), r"sys\.exit"),
     "hands_in_a_verdict": ("import labs.manual_ddp as lab\n"
                            "combine = type(lab.check_combine(...))('2.1', True, 'right')\n",
                            "hands in a verdict"),
@@ -175,39 +177,39 @@ FOUND = {
         "from concurrent.futures import ThreadPoolExecutor",
         "run = getattr(LOADED['builtins'], 'ex' + 'ec')",
         "return ThreadPoolExecutor(1).submit(run, 'import os; os.popen(\"id\")').result()"),
-        "compiles code|runs code"),
+        "runs code"),
     "starts_a_program_in_a_thread": (combine(
         "t = threading.Thread(target=LOADED['subprocess'].run, args=(['id'],))",
-        "t.start(); t.join()"), "starts or ends a process"),
+        "t.start(); t.join()"), DOES_NOT_HELP),
     "runs_an_annotation": (combine(
         "import typing", "def f(x): pass",
         "setattr(f, '__anno' + 'tations__', {'x': '(lambda: x)'})",
-        "return typing.get_type_hints(f, {'__name__': 'x'})"), "compiles code"),
+        "return typing.get_type_hints(f, {'__name__': 'x'})"), "runs code"),
     "runs_text_by_the_import_system": (combine(
         "run = getattr(LOADED['builtins'], 'ex' + 'ec')",
         "call = LOADED['importlib._bootstrap']._call_with_frames_removed",
-        "call(run, 'x = 1', {})"), "compiles code|runs code"),
+        "call(run, 'x = 1', {})"), "runs code"),
     "has_a_loader_of_its_own": (combine(
         "machinery = LOADED['importlib.machinery']", "import typing",
         "class Loader(machinery.SourceFileLoader):",
         "    def get_data(self, path): return b'import sys; f = sys._getframe(1)'",
         "    def path_stats(self, path): raise OSError",
-        "Loader('x', typing.__file__).load_module('x')"), "compiles code|runs code"),
+        "Loader('x', typing.__file__).load_module('x')"), "runs code"),
     "adds_a_hook": (combine("getattr(sys, 'addaudit' + 'hook')(print)"), "adds an audit hook"),
     "changes_code": (combine(
         "f = LOADED['labs.checks.on_ranks'].close", "setattr(f, '__de' + 'faults__', (1,))"),
         "changes a function's code"),
     "runs_text": (combine("getattr(LOADED['builtins'], 'ex' + 'ec')('x = 1')"),
-                  "compiles code|runs code"),
+                  "runs code"),
     "reaches_by_ctypes": (combine("getattr(LOADED['ctypes'], 'CD' + 'LL')(None)"),
                           "reaches around Python"),
     "deserialises": (combine("LOADED['pickle'].loads(b'cos\\nsystem\\n(S\"id\"\\ntR.')"),
-                     "starts a program"),
+                     DOES_NOT_HELP),
     "sends_what_runs_code": (HEAD + "Bomb = type('Bomb', (), {'__re' + 'duce__': lambda self: "
                              "(os.getcwd, ())})\n"
                              "def mean_over_ranks(mine):\n    return Bomb()\n",
                              "sends what runs code|a class of its own"),
     "reads_the_solution": (combine("open('/work/solu' + 'tions/02_manual_ddp.py').read()"),
-                           "opens /work/solutions/02_manual_ddp.py"),
-    "reads_the_check": (combine("open(LOADED['labs'].__file__).read()"), "reads .*labs/__init__"),
+                           "FileNotFoundError"),
+    "reads_the_check": (combine("open(LOADED['labs'].__file__).read()"), DOES_NOT_HELP),
 }

@@ -1,9 +1,9 @@
 """Submissions that would harm the machine or others on it, and what must come of each: the words
-that it is flagged with, or those of a limit that it met."""
+that are said of it, or those of a limit that it met."""
 
 import os
 
-from on_the_check import HEAD, combine, on_ranks
+from on_the_check import DOES_NOT_HELP, HEAD, combine, on_ranks
 
 # The programs that detach sleep for so many seconds: nobody else's do.
 SECONDS = f"1234567{os.getpid()}"
@@ -21,16 +21,18 @@ def start(shell: str) -> str:
 
 
 ATTACKS = {
-    "forks": (combine("while True: getattr(os, 'fo' + 'rk')()"), "starts or ends a process"),
-    "fork_bomb": (start("bomb() { bomb | bomb & }; bomb; sleep 60"), "leaves a process behind"),
+    "forks": (combine("while True: getattr(os, 'fo' + 'rk')()"), "forks the process of the check"),
+    "fork_bomb": (start("bomb() { bomb | bomb & }; bomb; sleep 60"),
+                  f"{DOES_NOT_HELP}|ended before"),
     "daemon": (start(f"setsid sleep {SECONDS} & setsid sleep {SECONDS}"),
-               "leaves a process behind"),
+               DOES_NOT_HELP),
     "daemon_on_ranks": (on_ranks(*_START).replace("TEXT]", f"b'setsid sleep {SECONDS}']"),
-                        "leaves a process behind|returned its own tensor"),
-    "starts_a_program": (combine("LOADED['subprocess'].run(['id'])"), "starts or ends a process"),
+                        "returned its own tensor"),
+    "starts_a_program": (combine("LOADED['subprocess'].run(['id'])"), DOES_NOT_HELP),
     "kills_its_parent": (combine("getattr(os, 'ki' + 'll')(os.getppid(), 9)"),
-                         "starts or ends a process"),
-    "kills_all_by_a_program": (start("kill -9 -1"), "ended before the check said|leaves a process"),
+                         "ended before the check said"),
+    "kills_its_process_group": (start("kill -9 0"), f"ended before the check said|{DOES_NOT_HELP}"),
+    "kills_all_by_a_program": (start("kill -9 -1"), "ended before the check said"),
     "leaves_at_once": (combine("getattr(os, '_ex' + 'it')(0)"), "ended before the check said"),
     "endless_loop": (combine("while True: pass"), "not done after"),
     "fills_the_disk": (combine("with open('big', 'wb') as file:",
@@ -52,13 +54,14 @@ ATTACKS = {
     "listens": (combine("s = LOADED['socket'].socket()", "s.bind(('0.0.0.0', 4444))"),
                 "opens a socket"),
     "reaches_out_by_a_program": (start("bash -c 'exec 3<>/dev/tcp/192.0.2.1/53'; sleep 9"),
-                                 "leaves a process"),
-    "writes_into_labs": (combine("open(LOADED['labs'].__file__, 'a').write('x')"), "writes .*labs"),
-    "removes_files": (combine("os.remove('/usr/bin/env')"), "calls os.remove"),
-    "lists_home": (combine("os.listdir('/root')"), "calls os.listdir on /root"),
+                                 DOES_NOT_HELP),
+    "writes_into_labs": (combine("open(LOADED['labs'].__file__, 'a').write('x')"),
+                         "Read-only|Permission"),
+    "removes_files": (combine("os.remove('/usr/bin/env')"), "Read-only|Permission"),
+    "lists_home": (combine("os.listdir('/root')"), DOES_NOT_HELP),
     "reads_another_process": (combine("open('/pr' + 'oc/1/mem', 'rb').read(10)"),
                               "opens /proc/1/mem"),
     "reads_the_graders_environment": (combine("open('/pr' + 'oc/1/environ').read()"),
-                                      "opens /proc/1/environ"),
+                                      "Permission|" + DOES_NOT_HELP),
     "loads_compiled_code": (combine("open('x.so', 'wb').write(b'')"), "uses compiled code"),
 }

@@ -38,7 +38,12 @@ def test_the_widget_starts_with_a_job_that_fits():
     ({"tensor": 8, "pipeline": 16}, "No such plan: data 1"),
     ({"sharding": "HSDP", "tensor": 8, "code": "nanotron"}, "Fits: "),
     ({"pipeline": 4, "sharding": "ZeRO-1", "code": "Megatron-Core"}, "Fits: "),
-    ({"gpu": "T4", "gpus": 1}, "Does not fit: ")])
+    ({"gpu": "T4", "gpus": 1}, "Does not fit: "),
+    ({"expert": 2}, "No such plan: expert parallelism 2: Llama-3-8B has no experts"),
+    ({"model": "Mixtral-8x7B", "expert": 8}, "Fits: "),
+    ({"model": "Qwen3-30B-A3B", "expert": 8, "code": "Megatron-Core"}, "Fits: "),
+    ({"model": "DeepSeek-V3", "gpus": 1024, "expert": 64, "code": "PyTorch, compiled"},
+     "Fits: ")])
 def test_every_choice_has_a_picture_that_says_what_it_shows(changes, says):
     picture = widget.draw_plan(**widget.DEFAULTS | changes)
     assert picture.text.startswith(says) or says in picture.text.split("\n")[0]

@@ -7,7 +7,8 @@ import pytest
 from labs.predictions.code_bases import MEGATRON_CORE, PYTORCH, PYTORCH_EAGER
 from labs.predictions.gpu_runs.folder import load
 from labs.predictions.hardware import gpu
-from labs.predictions.memory.parameters import Shape, count
+from labs.predictions.memory.parameters import count
+from labs.predictions.memory.shape import Shape
 from labs.predictions.plans.answer import Answer, command
 from labs.predictions.plans.experts import dispatched_bytes, expert_copies, rank_experts
 from labs.predictions.plans.intervals import NEW_EXPERTS, memory_factors, seconds_factors

@@ -12,7 +12,8 @@ from labs.predictions.gpu_runs.estimators import ESTIMATORS, Estimator, megatron
 from labs.predictions.gpu_runs.folder import load
 from labs.predictions.gpu_runs.scoreboard import compare
 from labs.predictions.hardware import gpu
-from labs.predictions.memory.parameters import Shape, count
+from labs.predictions.memory.parameters import count
+from labs.predictions.memory.shape import Shape
 from labs.predictions.plans.job import Job, Plan
 
 # A block has 4·8·8 + 2·8·32 + 2·16 = 800 parameters, the final norm 16, embedding and head 800.

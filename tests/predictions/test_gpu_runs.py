@@ -234,7 +234,7 @@ def test_offload_frees_the_gpu_and_takes_longer():
 
 
 def test_a_token_computes_its_experts_alone_and_all_are_kept():
-    from labs.predictions.memory.parameters import Shape
+    from labs.predictions.memory.shape import Shape
 
     sizes = ("mixtral", 1024, 8, 16, 8, 64, 2048, 32000)
     dense = Shape("llama", *sizes[1:])

@@ -7,9 +7,9 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config
 
 from labs.predictions.memory import parameters
-from labs.predictions.memory.parameters import Shape
 from labs.predictions.memory.recorder import Mode
 from labs.predictions.memory.scaled_step import Step
+from labs.predictions.memory.shape import Shape
 
 
 def llama(hidden, layers, heads, kv, ffn, vocabulary, tied=False, cls=LlamaConfig, **more):

@@ -7,6 +7,8 @@ from _build.definitions import definitions
 from answers import assert_rejected
 
 import labs.scaling as lab
+from labs.scaling.efficiency import NOTES
+from labs.workers import variant
 
 pytestmark = pytest.mark.usefixtures("warm_launcher")
 right = definitions("06_scaling")
@@ -46,7 +48,7 @@ WRONG_EFFICIENCY = {
     "claim in percent": (efficiency, (75, 85), "in_percent"),
     "claim upside down": (efficiency, (2 / 1.5, 2 / 1.7), "upside_down"),
     "claim's time": (efficiency, (1 / 1.5, 1 / 1.7), "share_time"),
-    "claim's gain": (efficiency, (0.5, 0.7), "second_gpu_adds"),
+    "claim's gain": (efficiency, (0.5, 0.7), "other_gpus_add"),
     "highest first": (efficiency, (0.85, 0.75), "wrong_order"),
     "the middle": (efficiency, 0.8, "wrong_count float"),
     "a set": (efficiency, {0.75, 0.85}, "wrong_count set"),
@@ -78,3 +80,32 @@ def test_unfilled_exercises_wait():
     assert lab.check_efficiency(three, ...).passed is None
     assert lab.check_efficiency(three, CLAIMED).passed is None
     assert lab.check_efficiency(efficiency, ...).passed is None
+
+
+def answer_to(note):
+    return efficiency(note.gpus, note.lowest, 1), efficiency(note.gpus, note.highest, 1)
+
+
+@pytest.mark.parametrize("note", NOTES, ids=str)
+def test_each_variants_note_has_one_right_answer(note, monkeypatch):
+    """And the answer to another note, or a misreading of this one, is wrong."""
+    monkeypatch.setattr("labs.scaling.efficiency.release_note", lambda: note)
+    assert 1 < note.lowest < note.highest < note.gpus
+    verdict = lab.check_efficiency(efficiency, answer_to(note))
+    assert verdict.passed is True, str(verdict)
+    for other in NOTES:
+        if other != note:
+            assert lab.check_efficiency(efficiency, answer_to(other)).passed is False
+    as_printed = note.lowest, note.highest
+    assert_rejected(lab.check_efficiency(efficiency, as_printed), "speed_up lowest")
+    upside_down = note.gpus / note.lowest, note.gpus / note.highest
+    assert_rejected(lab.check_efficiency(efficiency, upside_down), "upside_down")
+
+
+def test_a_variant_chooses_the_note(monkeypatch):
+    def of(name):
+        monkeypatch.setattr(variant, "name", lambda: name)
+        return lab.release_note()
+
+    assert of("") == NOTES[0] and repr(of("")) == "1.5–1.7× scaling efficiency on 2 GPUs"
+    assert {of(f"class-{number}") for number in range(60)} == set(NOTES[1:])

@@ -10,7 +10,10 @@ PUBLISHED = {
     "Llama-2-13B": 13_015_864_320, "Llama-3-8B": 8_030_261_248, "Llama-3-70B": 70_553_706_496,
     "Qwen2-0.5B": 494_032_768, "Qwen2-7B": 7_615_616_512,
     "Mistral-7B": 7_241_732_096, "Gemma-7B": 8_537_680_896, "Phi-3-mini": 3_821_079_552,
-    "Qwen3-8B": 8_190_735_360}
+    "Qwen3-8B": 8_190_735_360,
+    # with experts; DeepSeek-V3's report, section 1: 671B, of which a token uses 37B
+    "Mixtral-8x7B": 46_702_792_704, "Qwen3-30B-A3B": 30_532_122_624,
+    "DeepSeek-V3": 671_026_404_352}
 
 
 @pytest.mark.parametrize("name", hf_configs.NAMES)
@@ -18,7 +21,7 @@ def test_parameters_are_the_published_number(name):
     config = hf_configs.config(name)
     on_meta = sum(p.numel() for p in hf_configs.on_meta(config).parameters())
     assert on_meta == PUBLISHED[name]
-    if config.model_type in ("gpt2", "llama", "qwen2"):  # whose formula students write
+    if config.model_type in ("gpt2", "llama", "qwen2", "mixtral", "qwen3_moe", "deepseek_v3"):
         assert parameters.count(config) == on_meta
 
 

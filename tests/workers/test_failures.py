@@ -192,6 +192,14 @@ def test_an_all_to_all_whose_splits_do_not_fit():
                         "Rank 1 sends 3 elements to rank 0, which expects 2.")
 
 
+def test_an_all_to_all_with_splits_for_another_group():
+    def work():
+        dist.all_to_all_single(torch.empty(4), torch.ones(4), [2, 2], [2, 2])  # of 3 ranks
+
+    lines, _ = failure(work, RankFailed, ranks=3)
+    assert "Number of tensor splits not equal to group size" in "\n".join(lines)
+
+
 def test_collectives_made_of_collectives_and_torchs_own_are_no_mismatch():
     """Object collectives are made of others, DDP calls from C++, groups count apart."""
 

@@ -66,13 +66,15 @@ class Run:
 
 def run(script: Path | str, arguments: tuple[str, ...], ranks: int,
         failing_rank: int | None = None, seconds: float = SECONDS, hosts: int = 1,
-        option: str | None = METRICS, written: str | None = None) -> Run:
+        option: str | None = METRICS, written: str | None = None, shared: str | None = None) -> Run:
     """Runs `torchrun --nproc-per-node RANKS script arguments OPTION FILE` to its end or until it is
     stopped, in a folder of its own. failing_rank: one that raises while it trains. seconds: that it
     may take. hosts: as many the ranks believe in, by the variables that `torchrun --nnodes HOSTS`
     sets; a divisor of their number. option: METRICS or CHECKPOINT; None: the arguments are all.
-    written: the file of METRICS, in the job's folder, where no option names it. Raises Stopped
-    where it is interrupted."""
+    written: the file of METRICS, in the job's folder, where no option names it. shared: a folder
+    that the arguments name: scripts/grade, which has another function here, lets the ranks run
+    where the check's folders are not, and brings their files. Raises Stopped where it is
+    interrupted."""
     with processes.temporary_folder() as folder:
         path = os.path.join(folder, written or _FILES.get(option, "no file"))
         arguments = (*arguments, option, path) if option else arguments

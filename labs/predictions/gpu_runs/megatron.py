@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from labs.predictions.code_bases import MEGATRON_CORE
 from labs.predictions.gpu_runs.run import BAD_ROW, GpuRun, Unreadable, why
 from labs.predictions.hardware import gpu
-from labs.predictions.memory.parameters import Shape
+from labs.predictions.memory.shape import Shape
 from labs.predictions.plans.job import Job, Plan, impossible
 
 GPUS = 8  # of a test whose recipe is not known: one node

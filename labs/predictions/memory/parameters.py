@@ -2,92 +2,11 @@
 
 Sources: transformers 5, models/<family>/modeling_<family>.py; grouped-query attention: Ainslie et
 al., 2023, section 2.2; SwiGLU: Shazeer, 2020; mixture of experts: Jiang et al., 2024 (Mixtral,
-arXiv 2401.04088), section 2.1.
+arXiv 2401.04088), section 2.1; latent attention and shared experts: DeepSeek-AI, "DeepSeek-V3",
+2024 (arXiv 2412.19437), section 2.1.
 """
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The sizes of a decoder. heads: query heads; positions: the learned ones (0 with rotary
-    embedding); tied: the head's matrix is the embedding's; *_bias: whether the matrices of queries,
-    keys and values, of attention's output and of the feed-forward part have biases.
-
-    mlp_matrices: of the feed-forward part, 3 where it is gated, otherwise 2. norms: of the hidden
-    width in a block. norm_bias: whether a norm has a bias beside its weight. Left at None, both are
-    as in GPT-2 (2, True) for the family "gpt2", and as in Llama (3, False) for all others. qk_norm:
-    parameters of the norms of queries and keys in a block. head_bias: of vocabulary elements.
-
-    experts: in a block, of which a token uses active_experts; each is expert_ffn wide (0 experts: a
-    dense model). dense_blocks: indices of the blocks without experts; they are ffn wide.
-    """
-
-    family: str
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    vocabulary: int
-    positions: int = 0
-    tied: bool = False
-    qkv_bias: bool = False
-    out_bias: bool = False
-    mlp_bias: bool = False
-    mlp_matrices: int | None = None
-    norms: int = 2
-    norm_bias: bool | None = None
-    qk_norm: int = 0
-    head_bias: bool = False
-    experts: int = 0
-    active_experts: int = 0
-    expert_ffn: int = 0
-    dense_blocks: tuple[int, ...] = ()
-
-    def __post_init__(self):
-        is_gpt2 = self.family == "gpt2"
-        if self.mlp_matrices is None:
-            object.__setattr__(self, "mlp_matrices", 2 if is_gpt2 else 3)
-        if self.norm_bias is None:
-            object.__setattr__(self, "norm_bias", is_gpt2)
-
-    @property
-    def query(self) -> int:
-        """Width of all query heads together."""
-        return self.heads * self.head_dim
-
-    @property
-    def key(self) -> int:
-        """Width of all key heads together; values are as wide."""
-        return self.kv_heads * self.head_dim
-
-    @property
-    def is_mixture(self) -> bool:
-        """Whether there is a block with experts."""
-        return self.experts > 0 and len(self.dense_blocks) < self.layers
-
-    @property
-    def router(self) -> int:
-        """Parameters of a block's router, a matrix of hidden x experts; 0 in a dense model."""
-        return self.hidden * self.experts * self.is_mixture
-
-    @property
-    def active_ffn(self) -> int:
-        """Width of the feed-forward part that one token uses: its experts' widths together."""
-        return self.active_experts * self.expert_ffn if self.is_mixture else self.ffn
-
-    @property
-    def active_block_size(self) -> int:
-        """Parameters of one block that one token uses: of the experts, those to which it is sent;
-        the router counts. As in `block_size`, a block with experts if the model has one."""
-        return block_size(self) - self._unused
-
-    @property
-    def _unused(self) -> int:
-        idle = (self.experts - self.active_experts) * self.is_mixture
-        return idle * _feed_forward(self, self.expert_ffn)
+from labs.predictions.memory.shape import Shape
 
 
 def shape_of(config) -> Shape:
@@ -103,7 +22,7 @@ def shape_of(config) -> Shape:
 
 
 # Attribute of a configuration -> what it stands for, which is not counted here
-_NOT_COUNTED = {"kv_lora_rank": ", which has multi-head latent attention",
+_NOT_COUNTED = {"kv_lora_rank": ", which has multi-head latent attention of another kind",
                 "state_size": ", which has state-space layers",
                 "mamba_d_state": ", which has state-space layers",
                 "text_config": ", which has more than a decoder (give its text_config)"}
@@ -126,7 +45,7 @@ def _decoder(config, traits) -> Shape:
     heads = config.num_attention_heads
     return Shape(
         config.model_type, config.hidden_size, config.num_hidden_layers, heads,
-        config.num_key_value_heads or heads, _head_dim(config),
+        config.num_key_value_heads or heads, traits.pop("head_dim", 0) or _head_dim(config),
         config.intermediate_size, config.vocab_size, tied=bool(config.tie_word_embeddings),
         **traits)
 
@@ -183,7 +102,10 @@ def _stablelm(config) -> dict:
 
 
 def _experts(config) -> dict:
-    return dict(experts=config.num_local_experts, active_experts=config.num_experts_per_tok,
+    # transformers 4.57 knows Qwen3's and OLMoE's by another name, which 5 maps to this one.
+    experts = (config.num_local_experts if hasattr(config, "num_local_experts")
+               else config.num_experts)
+    return dict(experts=experts, active_experts=config.num_experts_per_tok,
                 expert_ffn=config.intermediate_size)
 
 
@@ -200,6 +122,24 @@ def _phimoe(config) -> dict:
         norm_bias=True, head_bias=bool(config.lm_head_bias))
 
 
+def _deepseek_v3(config) -> dict:
+    # Queries are made from q_lora_rank numbers, keys and values from kv_lora_rank; keys have some
+    # elements more, with rotary embedding, which all heads share.
+    h, heads, value = config.hidden_size, config.num_attention_heads, config.v_head_dim
+    low, latent, rope = config.q_lora_rank, config.kv_lora_rank, config.qk_rope_head_dim
+    key = config.qk_nope_head_dim + rope
+    queries = ((h, low), (low, heads * key)) if low else ((h, heads * key),)
+    matrices = (*queries, (h, latent + rope), (latent, heads * (key - rope + value)),
+                (heads * value, h))
+    biases = (low or 0) + latent + rope + h
+    return dict(
+        latent=matrices, head_dim=(key + value) // 2, experts=config.n_routed_experts,
+        qk_norm=(low or 0) + latent + biases * bool(config.attention_bias),
+        active_experts=config.num_experts_per_tok, expert_ffn=config.moe_intermediate_size,
+        shared_ffn=config.n_shared_experts * config.moe_intermediate_size,
+        dense_blocks=tuple(range(min(config.first_k_dense_replace, config.num_hidden_layers))))
+
+
 # Family -> the traits of a configuration that differ from a Llama without biases
 _TRAITS = {
     "gpt2": None, "llama": _llama, "qwen2": lambda config: dict(qkv_bias=True), "qwen3": _qwen3,
@@ -208,7 +148,8 @@ _TRAITS = {
     "phi": _phi, "phi3": lambda config: {}, "olmo2": _olmo2, "starcoder2": _starcoder2,
     "stablelm": _stablelm, "granite": _llama, "mixtral": _experts,
     "olmoe": lambda config: _olmo2(config) | _experts(config), "qwen3_moe": _qwen3_moe,
-    "phimoe": _phimoe, "granitemoe": lambda config: _attention_biases(config) | _experts(config)}
+    "phimoe": _phimoe, "granitemoe": lambda config: _attention_biases(config) | _experts(config),
+    "deepseek_v3": _deepseek_v3}
 FAMILIES = tuple(_TRAITS)
 
 
@@ -221,7 +162,7 @@ def active_count(config) -> int:
     """Parameters of the model that one token uses: in each block with experts, those of the experts
     to which it is sent. In a dense model, all."""
     shape = shape_of(config)
-    return count(shape) - (shape.layers - len(shape.dense_blocks)) * shape._unused
+    return count(shape) - (shape.layers - len(shape.dense_blocks)) * _unused(shape)
 
 
 def unit_sizes(config) -> dict[str, int]:
@@ -240,16 +181,31 @@ def block_size(shape: Shape, block: int | None = None) -> int:
     index; None: a block with experts if the model has one.
 
     Attention has matrices of h·q, h·k, h·k and q·h, where q and k are the widths of all query and
-    of all key heads. GPT-2's feed-forward part has two matrices of h·f; SwiGLU has three. A block
-    of E experts of width f has a router of h·E and E such parts.
+    of all key heads; latent attention has those of `Shape.latent`. GPT-2's feed-forward part has
+    two matrices of h·f; SwiGLU has three. A block of E experts of width f has a router of h·E and E
+    such parts, and one more as wide as its shared experts.
     """
     h, q, k = shape.hidden, shape.query, shape.key
     attention = h * (q + 2 * k) + q * h + shape.qkv_bias * (q + 2 * k) + shape.out_bias * h
+    if shape.latent:
+        attention = sum(inputs * outputs for inputs, outputs in shape.latent)
     if shape.is_mixture and block not in shape.dense_blocks:
-        feed_forward = shape.router + experts_size(shape)
+        feed_forward = (shape.router + experts_size(shape)
+                        + _feed_forward(shape, shape.shared_ffn))
     else:
         feed_forward = _feed_forward(shape, shape.ffn)
     return attention + feed_forward + norms_size(shape)
+
+
+def active_block_size(shape: Shape) -> int:
+    """Parameters of one block that one token uses: of the experts, those to which it is sent; the
+    router counts. As in `block_size`, a block with experts if the model has one."""
+    return block_size(shape) - _unused(shape)
+
+
+def _unused(shape) -> int:
+    idle = (shape.experts - shape.active_experts) * shape.is_mixture
+    return idle * _feed_forward(shape, shape.expert_ffn)
 
 
 def experts_size(shape: Shape) -> int:
@@ -259,7 +215,7 @@ def experts_size(shape: Shape) -> int:
 
 def _feed_forward(shape, f) -> int:
     h, up = shape.hidden, shape.mlp_matrices - 1
-    return (up + 1) * h * f + shape.mlp_bias * (up * f + h)
+    return ((up + 1) * h * f + shape.mlp_bias * (up * f + h)) * (f > 0)
 
 
 def norms_size(shape: Shape) -> int:

@@ -6,8 +6,9 @@ from numbers import Integral
 
 from labs.predictions.code_bases import PYTORCH, CodeBase
 from labs.predictions.hardware import GPU
-from labs.predictions.memory.parameters import Shape, block_size, norms_size
+from labs.predictions.memory.parameters import block_size, norms_size
 from labs.predictions.memory.recipes import Recipe, recipe_of
+from labs.predictions.memory.shape import Shape
 from labs.predictions.plans.experts import (
     expert_copies,
     expert_optimizer_shards,
@@ -324,7 +325,7 @@ def training_run(job: Job, plan: Plan) -> TrainingRun:
         context_overlaps=False, zero_bubble=plan.schedule == "ZB-H1",
         reduce_rounds=plan.reduce_rounds(job), offload=plan.offload, trained=job.trained,
         stored=job.layer_parameters - is_sent(plan) * layer_experts(job) if shape.is_mixture else 0,
-        active_experts=shape.active_experts * shape.is_mixture,
+        active_experts=shape.active_experts * shape.is_mixture, latent=shape.latent,
         **_experts(job, plan) if is_sent(plan) else {},
         host_bandwidth=job.gpu.generation.host_bandwidth / job.gpus_per_node)
 

@@ -6,7 +6,7 @@ Sizes of the GPTs: Narayanan et al., SC 2021 (arXiv 2104.04473), table 1, and Br
 """
 
 from labs.predictions.hardware import gpu
-from labs.predictions.memory.parameters import Shape
+from labs.predictions.memory.shape import Shape
 from labs.predictions.plans.job import Job
 
 

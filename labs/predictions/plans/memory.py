@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from labs.predictions import hardware
 from labs.predictions.memory.activations import korthikanti
+from labs.predictions.memory.parameters import block_size
 from labs.predictions.pipelines.formulas import KINDS
 from labs.predictions.plans.experts import (
     dispatched_bytes,
@@ -33,6 +34,11 @@ def stage_parameters(job: Job, plan: Plan, stage: int) -> float:
     replicated."""
     norms = norm_parameters(job)
     layer = (job.layer_parameters - layer_experts(job) - norms) / plan.tensor + norms
+    if dense := _dense_layers(job, plan, stage):
+        # what such a block has in place of router and shared expert
+        other = block_size(job.shape, job.shape.dense_blocks[0])
+        more = other - (job.layer_parameters - layer_experts(job))
+        layer += dense / plan.layers(job, stage) * more / plan.tensor
     # A tied matrix is there once on a single stage; in a pipeline the last stage has a copy.
     ends = (stage == 0) + (stage == plan.pipeline - 1) * (plan.pipeline > 1 or not job.shape.tied)
     # The final norm is one of the two that a layer has.
@@ -42,7 +48,18 @@ def stage_parameters(job: Job, plan: Plan, stage: int) -> float:
 
 def stage_experts(job: Job, plan: Plan, stage: int) -> float:
     """Parameters of the experts that one rank of a pipeline stage computes with."""
-    return plan.layers(job, stage) * rank_experts(job, plan)
+    layers = plan.layers(job, stage) - _dense_layers(job, plan, stage)
+    return layers * rank_experts(job, plan)
+
+
+def _dense_layers(job, plan, stage) -> int:
+    """Layers without experts of a stage, in a model that has others with them; where stages are
+    interleaved, as if each had consecutive layers."""
+    if not job.shape.is_mixture or not job.shape.dense_blocks:
+        return 0
+    first = sum(plan.layers(job, before) for before in range(stage))
+    own = range(first, first + plan.layers(job, stage))
+    return sum(block in own for block in job.shape.dense_blocks)
 
 
 def in_flight(plan: Plan, job: Job, stage: int) -> float:

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labs.predictions.memory.parameters import Shape, shape_of
+from labs.predictions.memory.parameters import shape_of
+from labs.predictions.memory.shape import Shape
 from labs.training.known_models import SIZES, TIED
 
 if TYPE_CHECKING:  # importing transformers takes seconds

@@ -11,6 +11,7 @@ class TrainingRun:
     """A transformer, a batch, GPUs, and how the work is spread over them.
 
     kv_hidden: width of keys, as of values. query: that of queries, where it is not hidden's.
+    latent: (inputs, outputs) of attention's products, where they are others than those.
     mlp_matrices: 2, or 3 if the MLP is gated. micro_batch and accumulation: sequences, and
     micro-batches of one step, per data-parallel group.
     power: watts, or 0 for the data sheet's. network: bytes/s of network adapters per GPU.
@@ -89,6 +90,7 @@ class TrainingRun:
     expert_copies: int = 0
     expert_shards: int = 1
     expert_optimizer_shards: int = 1
+    latent: tuple[tuple[int, int], ...] = ()
 
     @property
     def data(self) -> int:
@@ -116,8 +118,9 @@ class TrainingRun:
         rank: queries, keys and values; attention's output; the MLP, whose last comes last."""
         t, query = self.tensor, self.query_hidden
         into_mlp = (self.hidden, self.ffn / t)
-        return ((self.hidden, (query + 2 * self.kv_hidden) / t),
-                (query / t, self.hidden), *[into_mlp] * (self.mlp_matrices - 1),
+        attention = tuple((inputs, outputs / t) for inputs, outputs in self.latent) or (
+            (self.hidden, (query + 2 * self.kv_hidden) / t), (query / t, self.hidden))
+        return (*attention, *[into_mlp] * (self.mlp_matrices - 1),
                 (self.ffn / t, self.hidden))
 
     @property
