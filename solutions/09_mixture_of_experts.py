@@ -692,21 +692,25 @@ lab.show_dropped(within_capacity)
 # %% [markdown]
 # ## Experts with FSDP
 #
-# With EP 2 on 4 ranks, each rank still keeps complete attention, router, embedding and half of all experts, with gradients and optimizer
-# states. FSDP shards them further, but over different ranks: an expert only over its *replicas*, because no other rank has it. All
-# else is sharded over all ranks.
-#
-# FSDP averages the gradients over the ranks that it shards over. For experts that is the fault of 9.4. Two methods of `FSDPModule`
-# change it: `set_gradient_divide_factor(ranks)`, and, because gloo cannot scale while it
-# sums, `set_force_sum_reduction_for_comms(True)`.
+# With EP 2 on 4 ranks, each rank still keeps complete attention, router and embedding, and half of all
+# experts, with gradients and optimizer states. FSDP shards them further, but over different ranks: an
+# expert only over its *replicas*, because no other rank has it, and all else over all ranks.
+
+# %% [markdown]
+# FSDP averages gradients over the ranks that it shards over. For experts that is the fault of 9.4. So
+# `unit.set_gradient_divide_factor(n)` says by what number the sum of a unit's gradients is divided. gloo
+# cannot multiply while it sums: there `unit.set_force_sum_reduction_for_comms(True)` is needed, too. A unit is a module
+# after `fully_shard(module, mesh=...)`.
 
 # %% [markdown]
 # ### Exercise 9.8 · Shard experts and the rest
 #
-# *Difficulty 3 of 5 · 20 minutes · target: equal to one process for 5 steps, on 2 × 2 and 4 × 2 ranks; 1/N of all states on each rank*
+# *Difficulty 3 of 5 · 20 minutes · target: equal to one process for 5 steps, on 2 × 2 and 4 × 2 ranks;
+# 1/N of all states on each rank*
 #
-# `mesh` has the dimensions "replicate" and "expert". Its first has two ranks or more. `everyone` is a mesh of one dimension with all ranks. Shard the experts of each
-# layer first, then the block, then the model. Create the optimizer last.
+# `mesh` has the dimensions "replicate", with two ranks or more, and "expert". `everyone` is a mesh of one
+# dimension with all ranks. Replace each `block.mlp` by an `ExpertParallelLayer`; shard its experts
+# first, then the block, at the end the model. Create the optimizer last.
 
 # %%
 # Exercise 9.8: EP inside, FSDP outside
@@ -729,27 +733,53 @@ lab.check_expert_fsdp(expert_fsdp)
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# `fully_shard` on a module takes all its parameters that no earlier call has taken. So the order decides: first what is inside.
+# `fully_shard` on a module takes all its parameters that no earlier call has taken. So the order
+# decides: first what is inside.
 #
-# The gradient of an expert is right if the sum over its replicas is divided by the number of *all* ranks: `everyone.size()`.
+# The gradient of an expert is right if the sum over its replicas is divided by the number of *all*
+# ranks: `everyone.size()`. (With one replica PyTorch 2.13 divides by it twice.)
+#
+# FSDP shards the first dimension, so here it gives each replica some of the experts. With fewer experts on a rank
+# than replicas it pads: one expert on two replicas takes the bytes of two. `shard_placement_fn` chooses
+# another dimension.
 #
 # </details>
 
 # %%
 lab.show_memory(expert_fsdp)
 
+# %% [markdown]
+# **Notice:** FSDP alone leaves a rank the same states, but it gathers all experts of a layer. With EP 2
+# a rank gathers half of them. That it sends rows instead shows in the step below.
+
 # %%
 lab.show_trace(expert_fsdp)
 
 # %% [markdown]
-# **Notice:** the all-to-alls are exposed: the experts wait for the rows, and the next layer for the experts. FSDP's all-gathers
-# are prefetched, and an all-to-all cannot be.
+# **Notice:** nothing is computed while rows are sent: the experts wait for the rows, and the next layer
+# waits for the experts. FSDP's all-gathers are issued early, because parameters are known before they are needed. Rows
+# are not. In backward an all-to-all even waits until FSDP's reduce-scatter has left the link.
+
+# %% [markdown]
+# Two things can compute meanwhile. The shared expert needs no row of another rank. And in *DualPipe*
+# (*[DeepSeek-V3](https://arxiv.org/abs/2412.19437)*, section 3.2.1) a second micro-batch computes while rows of the first are sent.
 #
-# Two things hide it. The shared expert needs no row of another rank, so it can compute meanwhile. And a second micro-batch can:
-# *DualPipe* ([DeepSeek-V3](https://arxiv.org/abs/2412.19437), section 3.2.1) computes for one while rows of the other are sent.
+# Let attention and experts take 1 unit of time, a shared expert and each all-to-all 0.5, and in backward all
+# but the all-to-alls twice as much. Guess: in what percentage of the time does a rank compute nothing, if nothing overlaps?
+
+# %%
+# A guess, for the picture below
+### BEGIN SOLUTION
+my_guess = 20
+### END SOLUTION
+labs.guess("9.8", "% of the time in which a rank computes nothing", my_guess)
 
 # %%
 lab.show_dual_pipe()
+
+# %% [markdown]
+# **Notice:** the shared expert hides one of two all-to-alls, and two micro-batches hide all of them. But
+# then the activations of both are kept at the same time.
 
 # %% [markdown]
 # ## Send tokens or gather parameters

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
+from labs.checks.guesses import guessed
 from labs.checks.verdicts import shows
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
@@ -15,6 +16,7 @@ from labs.predictions.pipelines.simulate import Span, Timeline
 
 COMPUTES, SENDS = "computes", "all-to-alls"
 LAYERS, MICRO_BATCHES = 2, 2
+ALONE = "nothing overlaps"
 ATTENTION, EXPERTS, SHARED, ALL_TO_ALL = "A", "E", "S", "rows"
 # In any one unit. A backward takes twice as long; an all-to-all carries as many rows in it.
 FORWARD = {ATTENTION: 1.0, EXPERTS: 1.0, SHARED: 0.5, ALL_TO_ALL: 0.5}
@@ -112,7 +114,7 @@ def simulate(todo: list[Task]) -> Run:
 
 def runs() -> dict[str, Run]:
     """Title -> run."""
-    return {"nothing overlaps": simulate(tasks(False, False)),
+    return {ALONE: simulate(tasks(False, False)),
             "the shared expert computes meanwhile": simulate(tasks(True, False)),
             "two micro-batches take turns": simulate(tasks(True, True))}
 
@@ -121,8 +123,9 @@ def runs() -> dict[str, Run]:
 def show_dual_pipe() -> Picture:
     """Draws one rank's forward and backward of two micro-batches, with its all-to-alls exposed, and
     with what hides them."""
-    found = runs()
-    figure, axes = canvas(WIDTH, 0.75 + marks.HEADLINE + 2 * marks.NOTE_LINE + 1.0 * len(found),
+    found, guess = runs(), guessed("9.8")
+    lines = 2 + (guess is not None)
+    figure, axes = canvas(WIDTH, 0.75 + marks.HEADLINE + lines * marks.NOTE_LINE + len(found),
                           nrows=len(found), sharex=True)
     longest = max(run.makespan for run in found.values())
     said = [f"{title}: {marks.format_number(run.makespan)} units, {_percent(run.idle)} idle"
@@ -137,13 +140,15 @@ def show_dual_pipe() -> Picture:
     note = ("A: attention, 1 unit. E: experts, 1. S: shared expert, 0.5. Rows of an all-to-all: "
             f"0.5.\nBackward computes twice as long. {LAYERS} layers; the number is the "
             "micro-batch.")
-    marks.note_below(figure, note)
+    answer = marks.answered(guess, 100 * found[ALONE].idle, "% of the time")
+    marks.note_below(figure, "\n".join(filter(None, [answer, note])))
     marks.legend_above(figure, [
         Patch(color=palette.PHASES["forward"], label="forward"),
         Patch(color=palette.PHASES["backward"], label="backward"),
         Patch(color=palette.COLLECTIVES["all_to_all"], label="all-to-all"),
         Patch(color=palette.IDLE, label="idle")])
-    return Picture(figure, "\n".join([lesson, *said, *note.splitlines()]), data=found)
+    return Picture(figure, "\n".join([lesson, *said, *filter(None, [answer]), *note.splitlines()]),
+                   data=found)
 
 
 def _percent(share) -> str:

@@ -45,10 +45,12 @@ def measured(expert_fsdp: Callable) -> dict[str, RankMemory]:
     """Strategy -> what rank 0 of 4 has. expert_fsdp: the student's."""
     def record():
         meshes = Meshes.of(REPLICAS, EXPERT)
-        return [_record(build, meshes) for build in (_divided, _sharded, expert_fsdp)]
+        # the student's first: an answer that is not filled in is known at once
+        return {name: RankMemory.of(_record(build, meshes)) for name, build in (
+            (BOTH, expert_fsdp), (FSDP, _sharded), (EP, _divided))}
 
     found = launch(record, ranks=RANKS, quiet=True, hang_after=30.0)[0]
-    return dict(zip((EP, FSDP, BOTH), map(RankMemory.of, found), strict=True))
+    return {name: found[name] for name in (EP, FSDP, BOTH)}
 
 
 def predicted() -> dict[str, RankMemory]:
