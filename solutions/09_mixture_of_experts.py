@@ -744,7 +744,9 @@ lab.show_published_runs()
 # *Difficulty 3 of 5 · 25 minutes · target: the saved model equals that of one process, on 2 and 4 ranks; each rank has its
 # part of the experts*
 #
-# The next cell writes the file. Fill in its two gaps, with your own functions. It uses plain PyTorch.
+# The next cell writes the file. It uses plain PyTorch, and has three gaps: `keep_own_experts`, `compute` and
+# `average_gradients`. Your functions of exercises 9.3 and 9.4 fit with few changes. The script also saves its model:
+# `full_state` gathers the experts in the order of the ranks of a group, and rank 0 writes the file.
 
 # %%
 lab.write_script("moe.py")
@@ -752,7 +754,13 @@ lab.write_script("moe.py")
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# First gap: exercise 9.3. Second gap: exercise 9.4, with the groups of the mesh.
+# `keep_own_experts` runs before the optimizer exists. It replaces both parameters of `self.experts` by this rank's part,
+# and `self.group` says which part that is. A slice of a parameter keeps the complete tensor allocated, so it is cloned.
+#
+# `compute` gets copies sorted by expert and a tensor with a count for each expert. It returns outputs in the same order, as in
+# exercise 9.3.
+#
+# In `average_gradients`, `mesh["replicate"].get_group()` has the ranks with the same experts, and `dist.group.WORLD` all.
 #
 # </details>
 

@@ -27,6 +27,9 @@ _HINTS = {
     "is not defined": "Is each name that you use made above its use, or imported?",
     "split_with_sizes": "`Experts` gets the rows of all ranks, sorted by expert, and as many counts "
                         "as this rank has experts.",
+    "<class 'NoneType'>": "A parameter has no gradient: do all rows pass through self.experts?",
+    "expected size": "Do all ranks call the same all-to-alls? What arrives from rank i has as many "
+                     "rows as rank i has sent: theirs[i].sum().",
     "Split sizes": "Rows that are sent: counts.sum(1); rows that arrive: theirs.sum(1)."}
 
 
