@@ -1,5 +1,5 @@
 """Exercise 9.10: moe.py, started on ranks as torchrun does it: who draws which samples, which
-experts a rank has, its gradients, and whether the saved model is the one that one process trains."""
+experts a rank has, its gradients, and whether the saved model is that of one process."""
 
 import argparse
 import math
@@ -25,8 +25,8 @@ from labs.workers.progress import status
 EPOCHS, BATCH, LAYERS, HIDDEN, EXPERTS = 2, 2, 2, 32, 4
 _HINTS = {
     "is not defined": "Is each name that you use made above its use, or imported?",
-    "split_with_sizes": "`Experts` gets the rows of all ranks, sorted by expert, and as many counts "
-                        "as this rank has experts.",
+    "split_with_sizes": "`Experts` gets the rows of all ranks, sorted by expert, and as many "
+                        "counts as this rank has experts.",
     "<class 'NoneType'>": "A parameter has no gradient: do all rows pass through self.experts?",
     "expected size": "Do all ranks call the same all-to-alls? What arrives from rank i has as many "
                      "rows as rank i has sent: theirs[i].sum().",
@@ -127,9 +127,9 @@ def _judge_start(run, case, expected):
     for rank, record in enumerate(run.records):
         got, want = record.steps[0].batches[0].loss, expected.losses[0][rank]
         if got is not None and not abs(got - want) <= 2e-4 * abs(want):
-            raise Wrong(f"{case.when}: rank {rank}: the first loss is {got:.5f}, that of one process "
-                        f"{want:.5f}", "Which expert's weights compute which row? Rows arrive sorted "
-                        "by the rank that sent them; outputs go back in the order of arrival.",
+            raise Wrong(f"{case.when}: rank {rank}: the first loss is {got:.5f}, that of one "
+                        f"process {want:.5f}", "Which expert's weights compute which row? Rows "
+                        "arrive sorted by the rank that sent them; outputs go back in the order of arrival.",
                         code="wrong_loss")
 
 
@@ -172,7 +172,8 @@ def _wrong_gradient(who, name, got, want, case, alone, step) -> Wrong:
 def _judge_saved(run, case, expected):
     saved = run.metrics
     if not isinstance(saved, dict) or sorted(saved) != sorted(expected.parameters):
-        others = sorted(expected.parameters.keys() ^ saved.keys()) if isinstance(saved, dict) else []
+        others = (sorted(expected.parameters.keys() ^ saved.keys()) if isinstance(saved, dict)
+                  else [])
         raise Wrong(f"{case.when}: the file of --checkpoint is not the model's state dict"
                     + (f": {listed(others[:2])}" if others else ""),
                     "full_state gathers it; rank 0 saves it.", code="unreadable_file")
