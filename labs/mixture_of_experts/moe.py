@@ -129,7 +129,8 @@ def _judge_start(run, case, expected):
         if got is not None and not abs(got - want) <= 2e-4 * abs(want):
             raise Wrong(f"{case.when}: rank {rank}: the first loss is {got:.5f}, that of one "
                         f"process {want:.5f}", "Which expert's weights compute which row? Rows "
-                        "arrive sorted by the rank that sent them; outputs go back in the order of arrival.",
+                        "arrive sorted by the rank that sent them; outputs go back in the order "
+                        "of arrival.",
                         code="wrong_loss")
 
 
