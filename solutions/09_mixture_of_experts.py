@@ -771,6 +771,84 @@ lab.check_moe("moe.py")
 lab.torchrun("moe.py", "--expert", 2, ranks=4)
 
 # %% [markdown]
+# ## Optional: types of tensors on ranks
+#
+# Nothing in torch says whether ranks have equal tensors, parts of one, or terms of a sum. Faults like those of 9.4 run without an error.
+# **spmd-types** *([its documentation](https://meta-pytorch.org/spmd_types/))* gives each tensor a type for each dimension of the mesh, and checks
+# each operation. It is an extra (`types`): the first cell below says how to install it.
+
+# %% [markdown]
+# | Type | On the ranks | Type of its gradient |
+# |:--|:--|:--|
+# | R, replicated | equal tensors | P: each rank has a term |
+# | I, invariant | equal tensors | I: summed already |
+# | V, varying | different tensors | V |
+# | S(d) | V, and shards along dimension d | S(d) |
+# | P, partial | terms of a sum | R |
+#
+# `assert_type` declares a type, all others are inferred. This is a column-parallel layer before a row-parallel one, as in notebook 07a:
+
+# %%
+def column_then_row(mesh, reduce):
+    from spmd_types import I, P, R, S, all_reduce, assert_type, convert
+    x = assert_type(torch.randn(4, 8, requires_grad=True), {"data": S(0), "tensor": I})
+    up = assert_type(torch.randn(8, 8), {"data": R, "tensor": S(0)})
+    down = assert_type(torch.randn(8, 8), {"data": R, "tensor": S(1)})
+    copied = convert(x, "tensor", src=I, dst=R)  # nothing in forward, an all-reduce in backward
+    hidden = F.silu(F.linear(copied, up))
+    y = partial = F.linear(hidden, down)
+    if reduce:
+        y = all_reduce(partial, "tensor", src=P, dst=I)
+    return {"x": x, "up": up, "down": down, "copied": copied, "hidden": hidden,
+            "partial": partial, "output": F.rms_norm(y, (8,))}
+
+
+lab.show_types(column_then_row, ("data", "tensor"), True)
+
+# %% [markdown]
+# Without the all-reduce all shapes fit:
+
+# %%
+lab.show_types(column_then_row, ("data", "tensor"), False)
+
+# %% [markdown]
+# The same for the experts. Which gradients are summed over which ranks? Each P says it:
+
+# %%
+def expert_layer(mesh):
+    from spmd_types import R, V, all_to_all, assert_type
+    x = assert_type(torch.randn(2, 3, 8), {"replicate": V, "expert": V})  # 3 rows for each rank
+    router = assert_type(torch.randn(4, 8), {"replicate": R, "expert": R})
+    expert = assert_type(torch.randn(8, 8), {"replicate": R, "expert": V})
+    y = all_to_all(all_to_all(x, "expert") @ expert, "expert")
+    return {"x": x, "router": router, "expert": expert, "y": y}
+
+
+lab.show_types(expert_layer, ("replicate", "expert"), shards=False)
+
+# %% [markdown]
+# **Notice:** this is exercise 9.4. The router's gradient is a sum over both dimensions, an expert's over its replicas. Who sums it over the other dimension too,
+# adds gradients of different experts:
+
+# %%
+def summed_gradient(mesh, dimensions):
+    from spmd_types import P, V, assert_type
+    gradient = assert_type(torch.randn(8, 8), {"replicate": P, "expert": V})  # an expert's
+    for name in dimensions:
+        dist.all_reduce(gradient, group=mesh.get_group(name))
+    return {"gradient": gradient / 2}
+
+
+lab.show_types(summed_gradient, ("replicate", "expert"), ["replicate", "expert"], shards=False)
+
+# %%
+lab.show_types(summed_gradient, ("replicate", "expert"), ["replicate"], shards=False)
+
+# %% [markdown]
+# **Notice:** the last one is accepted, and it is `experts_doubled`: types say what is summed, not by which number it is divided, nor in which
+# order rows arrive.
+
+# %% [markdown]
 # ## How it usually goes wrong
 #
 # | Symptom | Cause |

@@ -34,9 +34,10 @@ if TYPE_CHECKING:
     from labs.mixture_of_experts.plans import show_plans, show_published_runs
     from labs.mixture_of_experts.within_capacity import check_within_capacity, show_dropped
     # isort: split
-    # a script of one's own
+    # a script of one's own, and what is optional
     from labs.checks.scripts.commands import torchrun
     from labs.checks.scripts.files import write_script
     from labs.mixture_of_experts.moe import check_moe
+    from labs.mixture_of_experts.types_of_ranks import show_types
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__)
