@@ -771,6 +771,41 @@ lab.check_moe("moe.py")
 lab.torchrun("moe.py", "--expert", 2, ranks=4)
 
 # %% [markdown]
+# ## Optional: without scaffold
+#
+# The last exercises say what must come out, and nothing of the way there.
+
+# %% [markdown]
+# ### Exercise 9.11 · Experts without a loop
+#
+# *Difficulty 3 of 5 · 25 minutes · target: the outputs and gradients of `Experts`, in as many operations for 16 experts as for 4*
+#
+# A loop starts two small multiplications for each expert: with 256 experts a GPU mostly waits for the CPU. `F.grouped_mm` multiplies all blocks in one call;
+# with `torch.bmm` blocks are padded to the largest count. No tensor may have a matrix for each copy.
+
+# %%
+# Exercise 9.11: all experts of a rank at once
+class GroupedExperts(Experts):
+    def forward(self, copies, counts):
+        ### BEGIN SOLUTION
+        ends = torch.tensor(counts, device=copies.device).cumsum(0).to(torch.int32)
+        gate, up = F.grouped_mm(copies, self.gate_up.transpose(1, 2), offs=ends).chunk(2, dim=-1)
+        return F.grouped_mm(F.silu(gate) * up, self.down.transpose(1, 2), offs=ends)
+        ### END SOLUTION
+
+
+# %%
+lab.check_grouped_experts(GroupedExperts)
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# `F.grouped_mm(a, b, offs=ends)`: `a` is (rows, in), `b` (experts, in, out), and `ends` has for each expert the row after its last one, as int32.
+# The matrices of `Experts` are (out, in).
+#
+# </details>
+
+# %% [markdown]
 # ## Optional: types of tensors on ranks
 #
 # Nothing in torch says whether ranks have equal tensors, parts of one, or terms of a sum. Faults like those of 9.4 run without an error.
