@@ -24,10 +24,12 @@
 # %%
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn.parameter import Parameter
 
 import labs
@@ -802,6 +804,47 @@ lab.check_grouped_experts(GroupedExperts)
 #
 # `F.grouped_mm(a, b, offs=ends)`: `a` is (rows, in), `b` (experts, in, out), and `ends` has for each expert the row after its last one, as int32.
 # The matrices of `Experts` are (out, in).
+#
+# </details>
+
+# %% [markdown]
+# ### Exercise 9.12 · A checkpoint for another EP
+#
+# *Difficulty 3 of 5 · 30 minutes · target: saved with EP 4 and loaded with EP 2, and the other way; each number is written once, none is gathered*
+#
+# The experts of `model` are divided over `mesh["expert"]`; ranks of `mesh["replicate"]` have the same ones, and all else is the same everywhere. `load_experts` fills the
+# parameters that are there, on a mesh of another shape. `folder` is an empty folder that all ranks see. Use `torch.distributed.checkpoint` with
+# DTensors, or files of your own.
+
+# %%
+# Exercise 9.12: every rank writes and reads its part
+def save_experts(model, folder, mesh):
+    ### BEGIN SOLUTION
+    dcp.save(as_dtensors(model, mesh), checkpoint_id=folder)
+    ### END SOLUTION
+
+
+def load_experts(model, folder, mesh):
+    ### BEGIN SOLUTION
+    dcp.load(as_dtensors(model, mesh), checkpoint_id=folder)  # into the parameters' memory
+    ### END SOLUTION
+
+
+### BEGIN SOLUTION
+def as_dtensors(model, mesh):  # with which DCP knows which part of an expert tensor this rank has
+    return {name: DTensor.from_local(p.detach(), mesh, [Replicate(), Shard(0)])
+            if ".experts." in name else p.detach() for name, p in model.named_parameters()}
+### END SOLUTION
+
+
+# %%
+lab.check_expert_checkpoint(save_experts, load_experts)
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# `DTensor.from_local(part, mesh, placements)` copies nothing. Its placements say along which dimension of the tensor each dimension of the mesh shards it.
+# DCP writes what is replicated once.
 #
 # </details>
 
