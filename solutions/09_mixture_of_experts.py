@@ -747,8 +747,8 @@ lab.show_published_runs()
 # part of the experts*
 #
 # The next cell writes the file. It uses plain PyTorch, and has three gaps: `keep_own_experts`, `compute` and
-# `average_gradients`. Your functions of exercises 9.3 and 9.4 fit with few changes. The script also saves its model:
-# `full_state` gathers the experts in the order of the ranks of a group, and rank 0 writes the file.
+# `average_gradients`. Your functions of exercises 9.3 and 9.4 fit with few changes. Its `full_state` gathers the
+# experts in the order of the ranks, and rank 0 saves them.
 
 # %%
 lab.write_script("moe.py")
@@ -810,10 +810,10 @@ lab.check_grouped_experts(GroupedExperts)
 # %% [markdown]
 # ### Exercise 9.12 · A checkpoint for another EP
 #
-# *Difficulty 3 of 5 · 30 minutes · target: saved with EP 4 and loaded with EP 2, and the other way; each number is written once, none is gathered*
+# *Difficulty 3 of 5 · 30 minutes · target: saved with EP 4, loaded with EP 2 and the reverse; each number is written once*
 #
-# The experts of `model` are divided over `mesh["expert"]`; ranks of `mesh["replicate"]` have the same ones, and all else is the same everywhere. `load_experts` fills the
-# parameters that are there, on a mesh of another shape. `folder` is an empty folder that all ranks see. Use `torch.distributed.checkpoint` with
+# The experts of `model` are divided over `mesh["expert"]`; ranks of `mesh["replicate"]` have the same ones, and all ranks the rest. `load_experts` fills the
+# parameters in place, on a mesh of another shape. All ranks see `folder`, which is empty. No rank gathers experts. Use `torch.distributed.checkpoint` with
 # DTensors, or files of your own.
 
 # %%
@@ -849,6 +849,44 @@ lab.check_expert_checkpoint(save_experts, load_experts)
 # </details>
 
 # %% [markdown]
+# ### Exercise 9.14 · Weights for generators
+#
+# *Difficulty 3 of 5 · 25 minutes · target: the weights of four trainers on two generators, which receive their own shards alone*
+#
+# In reinforcement learning some ranks train, others generate with the new weights. `sync_weights` runs on all. On a rank of `trainers`, `model` is
+# sharded by FSDP. On the g-th of `generators` it is plain and has the g-th part (`chunk`) of each parameter along dimension 0, in `dtype`: fill it in place.
+
+# %%
+# Exercise 9.14: on all ranks; trainers and generators are lists of ranks
+def sync_weights(model, trainers, generators, dtype):
+    ### BEGIN SOLUTION
+    rank = dist.get_rank()
+    for p in model.parameters():
+        if rank in generators:
+            dist.recv(p.data, trainers[0])
+            continue
+        full = p.full_tensor().detach().to(dtype)  # a collective: on all trainers
+        if rank == trainers[0]:
+            for generator, part in zip(generators, full.chunk(len(generators))):
+                dist.send(part, generator)
+    ### END SOLUTION
+
+
+# %%
+lab.check_weight_sync(sync_weights)
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# All trainers walk through the same parameters. `full_tensor()` on each of them, then `dist.send` on one and `dist.recv` on the generators. A parameter's `.data` is its memory.
+#
+# </details>
+
+# %% [markdown]
+# **Notice:** `full_tensor()` hides an all-gather: on the rank that sends alone it waits for ever. On GPUs more can go wrong. While rank 0 still sends on another group, the others begin the next all-gather; with sends on
+# other streams that was a deadlock in *[trl 7103](https://github.com/huggingface/trl/issues/7103)*. Its fix gathers all parameters before the first is sent, and needs memory for them.
+
+# %% [markdown]
 # ## Optional: types of tensors on ranks
 #
 # Nothing in torch says whether ranks have equal tensors, parts of one, or terms of a sum. Faults like those of 9.4 run without an error.
@@ -856,15 +894,15 @@ lab.check_expert_checkpoint(save_experts, load_experts)
 # each operation. It is an extra (`types`): the first cell below says how to install it.
 
 # %% [markdown]
-# | Type | On the ranks | Type of its gradient |
+# | Type | On the ranks | Its gradient |
 # |:--|:--|:--|
 # | R, replicated | equal tensors | P: each rank has a term |
 # | I, invariant | equal tensors | I: summed already |
 # | V, varying | different tensors | V |
-# | S(d) | V, and shards along dimension d | S(d) |
+# | S(d) | shards along dimension d; shown as V | V |
 # | P, partial | terms of a sum | R |
 #
-# `assert_type` declares a type, all others are inferred. This is a column-parallel layer before a row-parallel one, as in notebook 07a:
+# `assert_type` declares a type, all others are inferred. A column-parallel layer before a row-parallel one, as in notebook 07a:
 
 # %%
 def column_then_row(mesh, reduce):

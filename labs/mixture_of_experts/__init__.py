@@ -41,5 +41,6 @@ if TYPE_CHECKING:
     from labs.mixture_of_experts.grouped_experts import check_grouped_experts
     from labs.mixture_of_experts.moe import check_moe
     from labs.mixture_of_experts.types_of_ranks import show_types
+    from labs.mixture_of_experts.weight_sync import check_weight_sync
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__)
