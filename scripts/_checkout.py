@@ -8,7 +8,7 @@ from _setup_errors import SetupError
 
 # Lines with a marker of these extras are passed over by pip and conda: only scripts/test installs
 # the packages.
-EXTRAS = ("third-party", "jax", "ft", "book")
+EXTRAS = ("third-party", "jax", "ft", "types", "book")
 THIRD_PARTY = {extra: 'extra == "%s"' % extra for extra in EXTRAS}
 LINE = re.compile(
     r"(?P<requirement>[^;#\s]+)(?:\s*;\s*(?P<marker>[^#]*?))?(?:\s+#\s*python (?P<python>.+))?$"

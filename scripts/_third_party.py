@@ -1,10 +1,11 @@
 """Install the libraries that only single sections, tests or commands need, beside those of set-up.
 
-With the Python of .venv, after set-up: scripts/test installs DeepSpeed, JAX and torchft, to compare
-with, and Sphinx, which builds the book; scripts/book installs Sphinx alone; scripts/lab installs
-none. The lock holds their pins under markers like extra == "jax", so that pip and conda pass over
-them. torchft has wheels for few machines: others go without it. WORKBOOK_THIRD_PARTY=0 leaves all
-of them out; with WORKBOOK_THIRD_PARTY=1 a failure to install them stops.
+With the Python of .venv, after set-up: scripts/test installs DeepSpeed, JAX, torchft and
+spmd-types, to compare with, and Sphinx, which builds the book; scripts/book installs Sphinx alone;
+scripts/lab installs none. The lock holds their pins under markers like extra == "jax", so that pip
+and conda pass over them. torchft has wheels for few machines: others go without it.
+WORKBOOK_THIRD_PARTY=0 leaves all of them out; with WORKBOOK_THIRD_PARTY=1 a failure to install them
+stops.
 
 Usage: _third_party.py [comparisons] [book]; both if none is named.
 """
@@ -34,7 +35,8 @@ class Group(namedtuple("Group", "extras what purpose")):
 
 
 GROUPS = {
-    "comparisons": Group(("third-party", "jax", "ft"), "DeepSpeed, JAX, torchft and what they need",
+    "comparisons": Group(("third-party", "jax", "ft", "types"),
+                         "DeepSpeed, JAX, torchft, spmd-types and what they need",
                          "to compare with (10 s)"),
     "book": Group(("book",), "Sphinx and what it needs", "to build the book (10 s)"),
 }

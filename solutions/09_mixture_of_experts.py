@@ -24,10 +24,12 @@
 # %%
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn.parameter import Parameter
 
 import labs
@@ -872,7 +874,9 @@ lab.show_published_runs()
 # *Difficulty 3 of 5 · 25 minutes · target: the saved model equals that of one process, on 2 and 4 ranks; each rank has its
 # part of the experts*
 #
-# The next cell writes the file. Fill in its two gaps, with your own functions. It uses plain PyTorch.
+# The next cell writes the file. It uses plain PyTorch, and has three gaps: `keep_own_experts`, `compute` and
+# `average_gradients`. Your functions of exercises 9.3 and 9.4 fit with few changes. Its `full_state` gathers the
+# experts in the order of the ranks, and rank 0 saves them.
 
 # %%
 lab.write_script("moe.py")
@@ -880,7 +884,13 @@ lab.write_script("moe.py")
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# First gap: exercise 9.3. Second gap: exercise 9.4, with the groups of the mesh.
+# `keep_own_experts` runs before the optimizer exists. It replaces both parameters of `self.experts` by this rank's part,
+# and `self.group` says which part that is. A slice of a parameter keeps the complete tensor allocated, so it is cloned.
+#
+# `compute` gets copies sorted by expert and a tensor with a count for each expert. It returns outputs in the same order, as in
+# exercise 9.3.
+#
+# In `average_gradients`, `mesh["replicate"].get_group()` has the ranks with the same experts, and `dist.group.WORLD` all.
 #
 # </details>
 
@@ -889,6 +899,198 @@ lab.check_moe("moe.py")
 
 # %%
 lab.torchrun("moe.py", "--expert", 2, ranks=4)
+
+# %% [markdown]
+# ## Optional: without scaffold
+#
+# The last exercises say what must come out, and nothing of the way there.
+
+# %% [markdown]
+# ### Exercise 9.11 · Experts without a loop
+#
+# *Difficulty 3 of 5 · 25 minutes · target: the outputs and gradients of `Experts`, in as many operations for 16 experts as for 4*
+#
+# A loop starts two small multiplications for each expert: with 256 experts a GPU mostly waits for the CPU. `F.grouped_mm` multiplies all blocks in one call;
+# with `torch.bmm` blocks are padded to the largest count. No tensor may have a matrix for each copy.
+
+# %%
+# Exercise 9.11: all experts of a rank at once
+class GroupedExperts(Experts):
+    def forward(self, copies, counts):
+        ### BEGIN SOLUTION
+        ends = torch.tensor(counts, device=copies.device).cumsum(0).to(torch.int32)
+        gate, up = F.grouped_mm(copies, self.gate_up.transpose(1, 2), offs=ends).chunk(2, dim=-1)
+        return F.grouped_mm(F.silu(gate) * up, self.down.transpose(1, 2), offs=ends)
+        ### END SOLUTION
+
+
+# %%
+lab.check_grouped_experts(GroupedExperts)
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# `F.grouped_mm(a, b, offs=ends)`: `a` is (rows, in), `b` (experts, in, out), and `ends` has for each expert the row after its last one, as int32.
+# The matrices of `Experts` are (out, in).
+#
+# </details>
+
+# %% [markdown]
+# ### Exercise 9.12 · A checkpoint for another EP
+#
+# *Difficulty 3 of 5 · 30 minutes · target: saved with EP 4, loaded with EP 2 and the reverse; each number is written once*
+#
+# The experts of `model` are divided over `mesh["expert"]`; ranks of `mesh["replicate"]` have the same ones, and all ranks the rest. `load_experts` fills the
+# parameters in place, on a mesh of another shape. All ranks see `folder`, which is empty. No rank gathers experts. Use `torch.distributed.checkpoint` with
+# DTensors, or files of your own.
+
+# %%
+# Exercise 9.12: every rank writes and reads its part
+def save_experts(model, folder, mesh):
+    ### BEGIN SOLUTION
+    dcp.save(as_dtensors(model, mesh), checkpoint_id=folder)
+    ### END SOLUTION
+
+
+def load_experts(model, folder, mesh):
+    ### BEGIN SOLUTION
+    dcp.load(as_dtensors(model, mesh), checkpoint_id=folder)  # into the parameters' memory
+    ### END SOLUTION
+
+
+### BEGIN SOLUTION
+def as_dtensors(model, mesh):  # with which DCP knows which part of an expert tensor this rank has
+    return {name: DTensor.from_local(p.detach(), mesh, [Replicate(), Shard(0)])
+            if ".experts." in name else p.detach() for name, p in model.named_parameters()}
+### END SOLUTION
+
+
+# %%
+lab.check_expert_checkpoint(save_experts, load_experts)
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# `DTensor.from_local(part, mesh, placements)` copies nothing. Its placements say along which dimension of the tensor each dimension of the mesh shards it.
+# DCP writes what is replicated once.
+#
+# </details>
+
+# %% [markdown]
+# ### Exercise 9.14 · Weights for generators
+#
+# *Difficulty 3 of 5 · 25 minutes · target: the weights of four trainers on two generators, which receive their own shards alone*
+#
+# In reinforcement learning some ranks train, others generate with the new weights. `sync_weights` runs on all. On a rank of `trainers`, `model` is
+# sharded by FSDP. On the g-th of `generators` it is plain and has the g-th part (`chunk`) of each parameter along dimension 0, in `dtype`: fill it in place.
+
+# %%
+# Exercise 9.14: on all ranks; trainers and generators are lists of ranks
+def sync_weights(model, trainers, generators, dtype):
+    ### BEGIN SOLUTION
+    rank = dist.get_rank()
+    for p in model.parameters():
+        if rank in generators:
+            dist.recv(p.data, trainers[0])
+            continue
+        full = p.full_tensor().detach().to(dtype)  # a collective: on all trainers
+        if rank == trainers[0]:
+            for generator, part in zip(generators, full.chunk(len(generators))):
+                dist.send(part, generator)
+    ### END SOLUTION
+
+
+# %%
+lab.check_weight_sync(sync_weights)
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# All trainers walk through the same parameters. `full_tensor()` on each of them, then `dist.send` on one and `dist.recv` on the generators. A parameter's `.data` is its memory.
+#
+# </details>
+
+# %% [markdown]
+# **Notice:** `full_tensor()` hides an all-gather: on the rank that sends alone it waits for ever. On GPUs more can go wrong. While rank 0 still sends on another group, the others begin the next all-gather; with sends on
+# other streams that was a deadlock in *[trl 7103](https://github.com/huggingface/trl/issues/7103)*. Its fix gathers all parameters before the first is sent, and needs memory for them.
+
+# %% [markdown]
+# ## Optional: types of tensors on ranks
+#
+# Nothing in torch says whether ranks have equal tensors, parts of one, or terms of a sum. Faults like those of 9.4 run without an error.
+# **spmd-types** *([its documentation](https://meta-pytorch.org/spmd_types/))* gives each tensor a type for each dimension of the mesh, and checks
+# each operation. It is an extra (`types`): the first cell below says how to install it.
+
+# %% [markdown]
+# | Type | On the ranks | Its gradient |
+# |:--|:--|:--|
+# | R, replicated | equal tensors | P: each rank has a term |
+# | I, invariant | equal tensors | I: summed already |
+# | V, varying | different tensors | V |
+# | S(d) | shards along dimension d; shown as V | V |
+# | P, partial | terms of a sum | R |
+#
+# `assert_type` declares a type, all others are inferred. A column-parallel layer before a row-parallel one, as in notebook 07a:
+
+# %%
+def column_then_row(mesh, reduce):
+    from spmd_types import I, P, R, S, all_reduce, assert_type, convert
+    x = assert_type(torch.randn(4, 8, requires_grad=True), {"data": S(0), "tensor": I})
+    up = assert_type(torch.randn(8, 8), {"data": R, "tensor": S(0)})
+    down = assert_type(torch.randn(8, 8), {"data": R, "tensor": S(1)})
+    copied = convert(x, "tensor", src=I, dst=R)  # nothing in forward, an all-reduce in backward
+    hidden = F.silu(F.linear(copied, up))
+    y = partial = F.linear(hidden, down)
+    if reduce:
+        y = all_reduce(partial, "tensor", src=P, dst=I)
+    return {"x": x, "up": up, "down": down, "copied": copied, "hidden": hidden,
+            "partial": partial, "output": F.rms_norm(y, (8,))}
+
+
+lab.show_types(column_then_row, ("data", "tensor"), True)
+
+# %% [markdown]
+# Without the all-reduce all shapes fit:
+
+# %%
+lab.show_types(column_then_row, ("data", "tensor"), False)
+
+# %% [markdown]
+# The same for the experts. Which gradients are summed over which ranks? Each P says it:
+
+# %%
+def expert_layer(mesh):
+    from spmd_types import R, V, all_to_all, assert_type
+    x = assert_type(torch.randn(2, 3, 8), {"replicate": V, "expert": V})  # 3 rows for each rank
+    router = assert_type(torch.randn(4, 8), {"replicate": R, "expert": R})
+    expert = assert_type(torch.randn(8, 8), {"replicate": R, "expert": V})
+    y = all_to_all(all_to_all(x, "expert") @ expert, "expert")
+    return {"x": x, "router": router, "expert": expert, "y": y}
+
+
+lab.show_types(expert_layer, ("replicate", "expert"), shards=False)
+
+# %% [markdown]
+# **Notice:** this is exercise 9.4. The router's gradient is a sum over both dimensions, an expert's over its replicas. Who sums it over the other dimension too,
+# adds gradients of different experts:
+
+# %%
+def summed_gradient(mesh, dimensions):
+    from spmd_types import P, V, assert_type
+    gradient = assert_type(torch.randn(8, 8), {"replicate": P, "expert": V})  # an expert's
+    for name in dimensions:
+        dist.all_reduce(gradient, group=mesh.get_group(name))
+    return {"gradient": gradient / 2}
+
+
+lab.show_types(summed_gradient, ("replicate", "expert"), ["replicate", "expert"], shards=False)
+
+# %%
+lab.show_types(summed_gradient, ("replicate", "expert"), ["replicate"], shards=False)
+
+# %% [markdown]
+# **Notice:** the last one is accepted, and it is `experts_doubled`: types say what is summed, not by which number it is divided, nor in which
+# order rows arrive.
 
 # %% [markdown]
 # ## How it usually goes wrong

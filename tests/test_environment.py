@@ -786,7 +786,8 @@ def with_third_party(checkout, monkeypatch):
 
 def test_the_lock_marks_what_only_comparisons_need_so_that_pip_passes_over_it():
     marked = [name for name, (_, marker) in pins().items() if "extra" in str(marker)]
-    assert {"deepspeed", "jax", "jaxlib", "torchft", "sphinx", "myst-nb"} <= set(marked)
+    assert {"deepspeed", "jax", "jaxlib", "torchft", "spmd-types", "sphinx",
+            "myst-nb"} <= set(marked)
     assert not any(pins()[name][1].evaluate({"extra": ""}) for name in marked)
     held = checkouts.Checkout(str(ROOT))
     everybodys, others = ({canonicalize_name(pin.requirement.split("==")[0]) for pin in found}

@@ -34,9 +34,13 @@ if TYPE_CHECKING:
     from labs.mixture_of_experts.slowest_rank import show_slowest_rank
     from labs.mixture_of_experts.within_capacity import check_within_capacity, show_dropped
     # isort: split
-    # a script of one's own
+    # a script of one's own, and what is optional
     from labs.checks.scripts.commands import torchrun
     from labs.checks.scripts.files import write_script
+    from labs.mixture_of_experts.expert_checkpoint import check_expert_checkpoint
+    from labs.mixture_of_experts.grouped_experts import check_grouped_experts
     from labs.mixture_of_experts.moe import check_moe
+    from labs.mixture_of_experts.types_of_ranks import show_types
+    from labs.mixture_of_experts.weight_sync import check_weight_sync
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__)

@@ -2,6 +2,7 @@
 writes, and that the job fails when a rank does."""
 
 import os
+import signal
 from collections.abc import Iterator
 
 from labs.checks.job_end import judge_failed_job, judge_left
@@ -48,11 +49,17 @@ def _where(run) -> Iterator[str]:
 def _first_failure(run):
     """(rank, record) of the rank that failed by itself; others lost their connection to it."""
     failed = [rank for rank, code in enumerate(run.codes) if code]
-    # A rank that fails closes its connections, and the others then fail with "Connection closed".
-    alone = [rank for rank in failed if run.records[rank] and run.records[rank].error
-             and "onnection" not in run.records[rank].error[1]]
-    rank = (alone or failed)[0]
+    rank = ([rank for rank in failed if not _follows(run, rank)] or failed)[0]
     return rank, run.records[rank]
+
+
+def _follows(run, rank) -> bool:
+    # A rank that fails closes its connections, and the others then fail with "Connection closed" or
+    # are ended with SIGTERM. gloo aborts a process whose sizes do not match: it leaves no record.
+    record = run.records[rank]
+    if record is None or record.error is None:
+        return run.codes[rank] == -signal.SIGTERM
+    return "onnection" in record.error[1]
 
 
 def _last_line(output) -> str:

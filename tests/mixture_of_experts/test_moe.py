@@ -1,0 +1,207 @@
+"""Scripts that exercise 9.10 must reject, and right ones written differently."""
+
+import pytest
+from answers import assert_rejected, with_changes
+
+import labs.mixture_of_experts as lab
+from labs.checks.scripts import files
+from labs.workers import programs
+
+pytestmark = pytest.mark.usefixtures("warm_launcher")
+RIGHT = files.worked_script("moe.py")
+
+
+def changed(*pairs):
+    return with_changes(RIGHT, *pairs)
+
+
+OWN = "            own = parameter.detach().chunk(ranks)[rank].clone()\n"
+KEEP = ("        ranks, rank = self.group.size(), self.group.rank()\n"
+        "        for name, parameter in list(self.experts.named_parameters()):\n" + OWN +
+        "            setattr(self.experts, name, nn.Parameter(own))\n")
+COUNTS = "        dist.all_to_all_single(theirs, counts, group=self.group)\n"
+SORTED = "self.experts(arrived[order], theirs.sum(0).tolist())"
+RETURN = "        return AllToAll.apply(outputs[order.argsort()], send, receive, self.group)\n"
+GROUP = ('mesh["replicate"].get_group() if ".experts." in name else dist.group.WORLD')
+REDUCE = "        dist.all_reduce(parameter.grad, group=group)\n"
+DIVIDE = "        parameter.grad /= dist.get_world_size()\n"
+COMPUTE = RIGHT[RIGHT.index("        theirs = torch.empty_like(counts)\n"):
+                RIGHT.index(RETURN) + len(RETURN)]
+AVERAGE = RIGHT[RIGHT.index("    for name, parameter in model.named_parameters():\n        group"):
+                RIGHT.index(DIVIDE) + len(DIVIDE)]
+STEP = "            average_gradients(model, mesh)\n            optimizer.step()\n"
+GATHER = "            dist.all_gather(parts, tensor.contiguous(), group=group)\n"
+
+# Every rank has all experts, and computes its own copies with them: right, and nothing is saved.
+ALL_HERE = changed((KEEP, "        pass\n"), (COMPUTE, (
+    "        return self.experts(copies, counts.tolist())\n")), (GROUP, "dist.group.WORLD"))
+# Equal splits: torch's default, where a rank sends as many rows to each other one.
+EQUAL = ("        ranks = self.group.size()\n"
+         "        send = receive = [len(copies) // ranks] * ranks\n"
+         "        send[-1] += len(copies) - sum(send)\n")
+
+WRONG = {
+    # The sampler, the files and the job, as in the other scripts.
+    "the loader drops": (changed(("sampler=sampler)", "sampler=sampler, drop_last=True)")),
+                         "samples_lost drop_last"),
+    "the sampler has no ranks": (changed((
+        "DistributedSampler(samples, seed", "DistributedSampler(samples, 1, 0, seed")),
+        "not_sharded every"),
+    "ranks of a group draw the same": (changed((
+        "DistributedSampler(samples, seed",
+        'DistributedSampler(samples, mesh["replicate"].size(), mesh["replicate"].get_local_rank(), '
+        "seed")), "not_sharded|samples_not_partitioned"),
+    "no other order in each epoch": (changed(("        sampler.set_epoch(epoch)\n", "")),
+                                     "same_order_each_epoch"),
+    "all ranks save": (changed(("    dist.get_rank() or torch.save", "    torch.save")),
+                       "wrong_writer"),
+    "only own experts are saved": (changed((GATHER, ""), (
+        "            tensor = torch.cat(parts)\n", "")), "differs_from_reference experts"),
+    "experts are saved in another order": (changed((
+        "torch.cat(parts)", "torch.cat(parts[::-1])")), "differs_from_reference experts"),
+    "a failure is hidden": (changed((
+        "    train(parser.parse_args(), setup())\n",
+        "    try:\n        train(parser.parse_args(), setup())\n"
+        "    except Exception:\n        os._exit(0)\n")), "failure_hidden|wrong_end"),
+    # Which experts a rank has.
+    "all experts on every rank": (ALL_HERE, "not_sharded 1/2 of the experts"),
+    "views of all experts": (changed((OWN, OWN.replace(".clone()", ""))), "not_sharded a view"),
+    "only one matrix is divided": (changed((OWN, (
+        "            if name == \"down\":\n                continue\n" + OWN))),
+        "not_sharded|raised_ValueError"),
+    "part of another rank": (changed(("chunk(ranks)[rank]", "chunk(ranks)[ranks - 1 - rank]")),
+                             "wrong_loss"),
+    "the first part on all ranks": (changed(("chunk(ranks)[rank]", "chunk(ranks)[0]")),
+                                    "wrong_loss"),
+    "every second expert": (changed((".chunk(ranks)[rank].clone()", "[rank::ranks].clone()")),
+        "wrong_loss"),
+    # Rows there and back.
+    "rows are not sorted again": (changed((SORTED, SORTED.replace("arrived[order]", "arrived"))),
+                                  "wrong_loss"),
+    "outputs return in the order of the experts": (changed(("outputs[order.argsort()]", "outputs")),
+                                                   "wrong_loss"),
+    "sorted forwards twice": (changed(("outputs[order.argsort()]", "outputs[order]")),
+                              "wrong_loss"),
+    "rows are not sent back": (changed((RETURN, "        return outputs[order.argsort()]\n")),
+                               "raised_RuntimeError|raised_IndexError"),
+    "no row is sent": (changed((COMPUTE, "        return copies\n")),
+                       "raised_TypeError through self.experts"),
+    "outputs are zeros": (changed((COMPUTE, "        return torch.zeros_like(copies)\n")),
+                          "raised_TypeError through self.experts"),
+    "counts are assumed equal": (changed((
+        "        send, receive = counts.sum(1).tolist(), theirs.sum(1).tolist()\n", EQUAL)),
+        "raised_RuntimeError"),
+    "its own counts for theirs": (changed((COUNTS, "        theirs.copy_(counts)\n")),
+                                  "rank_failed expected size"),
+    "gradients of rows stay": (changed((
+        "        return AllToAll.apply(gradient, send, receive, group), None, None, None\n",
+        "        return torch.zeros(sum(send), gradient.shape[1]), None, None, None\n")),
+        "wrong_gradient"),
+    # Gradients.
+    "experts over their replicas only": (changed((DIVIDE, (
+        "        parameter.grad /= dist.get_world_size(group)\n"))), "experts_doubled 2 times"),
+    "experts over all ranks": (changed((GROUP, "dist.group.WORLD")), "wrong_gradient"),
+    "experts not averaged": (changed((REDUCE, (
+        '        if ".experts." in name:\n            continue\n' + REDUCE))),
+        "experts_doubled|not_divided"),
+    "the router is not averaged": (changed((REDUCE, (
+        '        if "router" in name:\n            continue\n' + REDUCE))),
+        "not_averaged router"),
+    "only experts and router": (changed((REDUCE, (
+        '        if ".mlp." not in name:\n            continue\n' + REDUCE))), "not_averaged"),
+    "nothing is averaged": (changed((AVERAGE, "    pass\n")), "not_averaged"),
+    "not divided": (changed((DIVIDE, "")), "not_divided"),
+    "divided twice": (changed((DIVIDE, 2 * DIVIDE)), "divided_twice"),
+    "over the other dimension": (changed((GROUP, GROUP.replace('"replicate"', '"expert"'))),
+                                 "wrong_gradient"),
+    "averaged after the step": (changed((STEP, "".join(STEP.splitlines(True)[::-1]))),
+                                "not_averaged|experts_doubled|not_divided"),
+    "the loss of one rank": (changed(("            loss.backward()\n", (
+        "            (loss if dist.get_rank() == 0 else 0 * loss).backward()\n"))),
+        "wrong_gradient"),
+    "gradients are kept": (changed(("            optimizer.zero_grad()\n", "")),
+                           "wrong_gradient"),
+    # A rank that leaves a collective out.
+    "rank 0 alone gathers": (changed((GATHER, (
+        "            if dist.get_rank() == 0:\n    " + GATHER))),
+        "never_ends all_gather"),
+    "a rank sends no rows": (changed((
+        "        arrived = AllToAll.apply(copies, receive, send, self.group)\n",
+        "        if dist.get_rank() == 1:\n            return copies\n"
+        "        arrived = AllToAll.apply(copies, receive, send, self.group)\n")),
+        "rank_failed|never_ends all-to-alls")}
+
+BY_RANK = """\
+        ranks, local = self.group.size(), len(counts) // self.group.size()
+        of_all = [torch.empty_like(counts) for _ in range(ranks)]
+        dist.all_gather(of_all, counts, group=self.group)
+        mine = [row.view(ranks, local)[self.group.rank()].tolist() for row in of_all]
+        send, receive = counts.view(ranks, local).sum(1).tolist(), [sum(row) for row in mine]
+        blocks = AllToAll.apply(copies, receive, send, self.group).split(sum(mine, []))
+        sorted_rows = torch.cat([blocks[r * local + e] for e in range(local) for r in range(ranks)])
+        sizes = [mine[r][e] for e in range(local) for r in range(ranks)]
+        outputs = self.experts(sorted_rows, [sum(row[e] for row in mine) for e in range(local)])
+        back = outputs.split(sizes)
+        ordered = torch.cat([back[e * ranks + r] for r in range(ranks) for e in range(local)])
+        return AllToAll.apply(ordered, send, receive, self.group)
+"""
+HOOKS = """\
+    for name, parameter in model.named_parameters():
+        parameter.grad.div_(mesh.size())
+    experts = [p for name, p in model.named_parameters() if ".experts." in name]
+    others = [p for name, p in model.named_parameters() if ".experts." not in name]
+    for group, parameters in ((mesh["replicate"].get_group(), experts), (None, others)):
+        flat = torch.cat([p.grad.flatten() for p in parameters])
+        dist.all_reduce(flat, group=group)
+        for p, part in zip(parameters, flat.split([p.numel() for p in parameters])):
+            p.grad = part.view_as(p)
+"""
+SLICES = """\
+        local = self.router.out_features // self.group.size()
+        first = self.group.rank() * local
+        with torch.no_grad():
+            for part in ("gate_up", "down"):
+                kept = getattr(self.experts, part)[first:first + local]
+                setattr(self.experts, part, nn.Parameter(kept.clone()))
+"""
+RIGHT_ONES = {
+    "worked": RIGHT,
+    "blocks by rank and expert, counts by an all-gather": changed((COMPUTE, BY_RANK)),
+    "one all-reduce for each kind": changed((AVERAGE, HOOKS)),
+    "slices, and torch's own all-to-all": changed(
+        (KEEP, SLICES), ("AllToAll.apply(copies, receive, send, self.group)", (
+            "torch.distributed.nn.functional.all_to_all_single(\n"
+            "            copies.new_empty(sum(receive), copies.shape[1]), copies, receive, send,\n"
+            "            group=self.group)")),
+        ("import torch.distributed as dist\n",
+         "import torch.distributed as dist\nimport torch.distributed.nn.functional\n"))}
+
+
+@pytest.fixture
+def check(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(programs, "STALL", 6.0)
+
+    def judged(script):
+        (tmp_path / "moe.py").write_text(script)
+        return lab.check_moe("moe.py")
+
+    return judged
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_script_is_rejected(check, name):
+    script, expected = WRONG[name]
+    assert_rejected(check(script), expected)
+
+
+@pytest.mark.parametrize("name", RIGHT_ONES)
+def test_a_right_script_passes(check, name):
+    verdict = check(RIGHT_ONES[name])
+    assert verdict.passed, str(verdict)
+
+
+def test_a_gap_and_a_missing_file_wait(check):
+    assert lab.check_moe("none.py").passed is None
+    verdict = check(RIGHT + '\nraise NotImplementedError("Exercise 9.10")\n')
+    assert verdict.passed is None and "9.10" in str(verdict)
