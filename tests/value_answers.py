@@ -100,12 +100,12 @@ def _cases(test: Callable) -> list[dict]:
 
 @functools.cache
 def value_exercises() -> dict[str, ValueExercise]:
-    """Number -> exercise, of all that are judged apart."""
+    """Number -> exercise, of those that are judged apart by what they return."""
     if str(ROOT / "tests") not in sys.path:
         sys.path.append(str(ROOT / "tests"))
     found = {}
     for lesson in read_lessons(ROOT):
-        own = [each for each in lesson.exercises if each.number in judged_apart.EXERCISES]
+        own = [each for each in lesson.exercises if each.number in judged_apart.VALUES]
         if not own:
             continue
         names = vars(definitions(lesson.name, PRESET=preset("laptop")))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from labs.checks.comparison import compare, model_of
+from labs.checks.generator import new_generator
 from labs.checks.gpu_notes import rounds_of
 from labs.checks.guesses import guessed
 from labs.checks.numbers import (
@@ -65,7 +66,8 @@ def check_cost(cost: Callable[..., tuple[int, int, float]]) -> str:
     seconds of a forward). units: parameters of each unit, the root's first, then in the order of
     forward; fp32. gather(n), compute(n): seconds of an all-gather of n parameters, and of their
     forward."""
-    for place, (units, machine) in enumerate(CASES):
+    cases = [*CASES, *_random_cases()]
+    for place, (units, machine) in enumerate(cases):
         what = f"cost({units}, ...)"
         found = require_numbers(_ask(cost, units, machine), NAMES, what)
         for index, (want, unit, mistakes, hint) in enumerate((
@@ -77,10 +79,18 @@ def check_cost(cost: Callable[..., tuple[int, int, float]]) -> str:
             # One case alone fits several mistakes: the named one explains the answers to all cases
             # best.
             causes = [] if found[index] == want else likeliest_cause(
-                mistakes, CASES, [_one_number(cost, case, index) for case in CASES], place)
+                mistakes, cases, [_one_number(cost, case, index) for case in cases], place)
             judge_number(found[index], want, causes, what, unit, hint)
     return ("counts the collectives of a step, the bytes gathered at once and the exposed seconds "
             f"of a forward, for {len(UNITS)} lists of units on {len(MACHINES)} machines")
+
+
+def _random_cases() -> list[tuple[list[int], Machine]]:
+    """Others at each call, so that no table has the answers."""
+    rng = new_generator()
+    return [([rng.randrange(1, 1000) for _ in range(size)],
+             Machine("a random link", rng.uniform(0, 2e-3), rng.uniform(1e-6, 2e-5), 1e-5))
+            for size in (2, 5, 8)]
 
 
 def _ask(cost, units, machine):

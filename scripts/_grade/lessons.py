@@ -32,11 +32,6 @@ class Exercise:
     cell: int
     points: float = 1.0
 
-    @property
-    def is_script(self) -> bool:
-        """Whether a file is handed in, by its name, and not a function."""
-        return self.arguments[:1] != () and self.arguments[0][:1] in "'\""
-
 
 @dataclass(frozen=True)
 class Lesson:

@@ -138,7 +138,7 @@ def cases(numbers):
             for number in numbers]
 
 
-@pytest.mark.parametrize("number", cases(sorted(judged_apart.EXERCISES)))
+@pytest.mark.parametrize("number", cases(sorted(judged_apart.VALUES)))
 def test_a_graded_verdict_does_not_say_what_is_right(number, monkeypatch):
     monkeypatch.setenv(GRADED, "1")
     monkeypatch.setenv(SEED, "a secret")
@@ -153,7 +153,7 @@ def test_a_graded_verdict_does_not_say_what_is_right(number, monkeypatch):
 SOME = 6  # calls of each check, of the solution and of the untouched gap
 
 
-@pytest.mark.parametrize("number", cases(sorted(judged_apart.EXERCISES)))
+@pytest.mark.parametrize("number", cases(sorted(judged_apart.VALUES)))
 def test_a_verdict_has_no_number_of_drawn_cases(number):
     """Of what a notebook shows run after run: the solution's verdict, and that of what is not
     filled in."""
@@ -169,7 +169,7 @@ def test_a_verdict_has_no_number_of_drawn_cases(number):
         f"{'answer' if ... in gap else 'code'}"}
 
 
-@pytest.mark.parametrize("number", cases(sorted(judged_apart.EXERCISES - MEASURED)))
+@pytest.mark.parametrize("number", cases(sorted(judged_apart.VALUES - MEASURED)))
 def test_no_table_has_the_answers(number):
     """Each call of a check asks something that the call before did not ask."""
     exercise = value_exercises()[number]

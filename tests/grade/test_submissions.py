@@ -127,9 +127,7 @@ def test_a_script_goes_to_the_sandbox_as_a_file():
     (f"%%writefile train.py\n{SCRIPT}", "waiting", "is waiting for your code"),
     (f"%%writefile  train.py \n{SCRIPT}\n", "waiting", "is waiting for your code"),
     ("%%writefile other.py\nprint(1)", "waiting", "is waiting for your answer"),
-    ("%%writefile train.py\nprint(1", "wrong", "cell 2 is not Python: line 1"),
-    ("%%writefile train.py\nprint('✓ Exercise 6.1')", "not allowed here",
-     "cell 2 prints what a check prints")])
+    ("%%writefile train.py\nprint(1", "wrong", "cell 2 is not Python: line 1")])
 def test_what_is_said_of_a_script_that_does_not_run(source, outcome, words):
     one = with_script(CLEAN[0].source, source, CLEAN[2].source)
     found = graded(one)

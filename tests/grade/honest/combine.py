@@ -1,6 +1,5 @@
 """Right answers to exercise 2.1, in many styles: name -> (source of helper cells, source)."""
 
-# ruff: noqa: E501 - code in strings
 
 HEAD = "def combine(gradients, sizes):\n"
 USED = "[(g, s) for g, s in zip(gradients, sizes) if g is not None]"
@@ -21,7 +20,8 @@ ANSWERS = {
                    "        result = result + sizes[i] * gradients[i]\nreturn result / sum(sizes)"),
     "enumerate": _body("result = 0\nfor i, g in enumerate(gradients):\n    if g is not None:\n"
                        "        result = result + sizes[i] * g\nreturn result / sum(sizes)"),
-    "while_loop": _body("i, result = 0, 0\nwhile i < len(sizes):\n    if gradients[i] is not None:\n"
+    "while_loop": _body("i, result = 0, 0\nwhile i < len(sizes):\n"
+                        "    if gradients[i] is not None:\n"
                         "        result = result + sizes[i] * gradients[i]\n    i += 1\n"
                         "return result / sum(sizes)"),
     "generator": _body(f"return sum(g * (s / sum(sizes)) for g, s in {USED})"),
@@ -37,7 +37,8 @@ ANSWERS = {
                        "for g, s in zip(gradients, sizes):\n    if g is not None:\n"
                        "        result.add_(g, alpha=s / sum(sizes))\nreturn result"),
     "none_to_zeros": _body("like = next(g for g in gradients if g is not None)\n"
-                           "full = [torch.zeros_like(like) if g is None else g for g in gradients]\n"
+                           "full = [torch.zeros_like(like) if g is None else g\n"
+                           "        for g in gradients]\n"
                            "return sum(g * s for g, s in zip(full, sizes)) / sum(sizes)"),
     "stack": _body("like = next(g for g in gradients if g is not None)\n"
                    "full = torch.stack([torch.zeros_like(like) if g is None else g "

@@ -57,7 +57,8 @@ ANSWERS = {
     "broadcast_each": _body(f"total = torch.zeros_like(mine)\nfor rank in range({_N}):\n"
                             "    x = mine.clone()\n    dist.broadcast(x, src=rank)\n"
                             f"    total += x\nreturn total / {_N}"),
-    "float64": _body(f"x = mine.double()\ndist.all_reduce(x)\nreturn (x / {_N}).to(mine.dtype)"),
+    "float64": _body(f"x = mine.to(torch.float64, copy=True)\ndist.all_reduce(x)\n"
+                     f"return (x / {_N}).to(mine.dtype)"),
     "to_copy": _body(f"x = mine.to(mine.dtype, copy=True)\ndist.all_reduce(x)\nreturn x / {_N}"),
     "torch_clone": _body(f"x = torch.clone(mine)\ndist.all_reduce(x)\nreturn torch.div(x, {_N})"),
     "deepcopy": _body(f"x = copy.deepcopy(mine)\ndist.all_reduce(x)\nreturn x / {_N}",

@@ -1,6 +1,5 @@
 """Right answers to exercise 4.5, in many styles: name -> (source of helper cells, source)."""
 
-# ruff: noqa: E501 - code in strings
 
 HEAD = "def mixed(model, optimizer_class, **settings):\n"
 

@@ -1,6 +1,5 @@
 """Right answers to exercise 1.7, in many styles: name -> (source of helper cells, source)."""
 
-# ruff: noqa: E501 - code in strings
 
 HEAD = "def rank_states(count, strategy, ranks):\n"
 
@@ -14,22 +13,28 @@ _N = "n = ranks if strategy == 'FSDP2' else 1\n"
 _B = "b = 4 * count if strategy == 'DDP' else 0\n"
 _S = _N + "s = 4 * count / n\n" + _B
 _RETURNS = {
-    "tuple_": "s, s, 2 * s, b", "list_": "[s, s, 2 * s, b]", "floats": "tuple(map(float, (s, s, 2 * s, b)))",
+    "tuple_": "s, s, 2 * s, b", "list_": "[s, s, 2 * s, b]",
+    "floats": "tuple(map(float, (s, s, 2 * s, b)))",
     "generator": "(x for x in (s, s, 2 * s, b))", "numpy": "np.array([s, s, 2 * s, b])",
     "numpy_product": "s * np.array([1, 1, 2, b / s])", "tensor": "torch.tensor([s, s, 2 * s, b])",
     "tensor64": "torch.tensor([s, s, 2 * s, b], dtype=torch.float64)",
-    "map_": "map(lambda x: x * s, (1, 1, 2, b / s))", "comprehension": "[x * s for x in (1, 1, 2)] + [b]",
+    "map_": "map(lambda x: x * s, (1, 1, 2, b / s))",
+    "comprehension": "[x * s for x in (1, 1, 2)] + [b]",
     "starred": "(*[s] * 2, 2 * s, b)", "fractions": "tuple(Fraction(x) for x in (s, s, 2 * s, b))",
     "zip_": "[x * y for x, y in zip((s, s, s, b), (1, 1, 2, 1))]",
-    "operator": "[*map(operator.mul, (s, s, s, b), (1, 1, 2, 1))]", "ints": "int(s), int(s), int(2 * s), int(b)",
-    "named": "States(s, s, 2 * s, b)", "dictionary": "tuple({'p': s, 'g': s, 'o': 2 * s, 'b': b}.values())",
-    "numpy_scalars": "tuple(map(np.float64, (s, s, 2 * s, b)))", "accumulate": "(s, s, sum([s, s]), b)",
+    "operator": "[*map(operator.mul, (s, s, s, b), (1, 1, 2, 1))]",
+    "ints": "int(s), int(s), int(2 * s), int(b)",
+    "named": "States(s, s, 2 * s, b)",
+    "dictionary": "tuple({'p': s, 'g': s, 'o': 2 * s, 'b': b}.values())",
+    "numpy_scalars": "tuple(map(np.float64, (s, s, 2 * s, b)))",
+    "accumulate": "(s, s, sum([s, s]), b)",
     "scalar_tensors": "tuple(torch.tensor(x, dtype=torch.float64) for x in (s, s, 2 * s, b))"}
 _IMPORTS = ("import numpy as np\nimport torch\nimport operator\nfrom fractions import Fraction\n"
             "from collections import namedtuple\nStates = namedtuple('States', 'p g o b')\n")
 ANSWERS = {name: _body(f"{_S}return {text}", helper=_IMPORTS) for name, text in _RETURNS.items()}
 _CASES = {
-    "if_elif": "if strategy == 'FSDP2':\n    each = 4 * count / ranks\n    return each, each, 2 * each, 0\n"
+    "if_elif": "if strategy == 'FSDP2':\n    each = 4 * count / ranks\n"
+               "    return each, each, 2 * each, 0\n"
                "elif strategy == 'DDP':\n    return 4 * count, 4 * count, 8 * count, 4 * count\n"
                "else:\n    return 4 * count, 4 * count, 8 * count, 0",
     "match_": "match strategy:\n    case 'FSDP2':\n        n, copies = ranks, 0\n    case 'DDP':\n"
@@ -38,20 +43,24 @@ _CASES = {
     "table": "n, copies = {'plain': (1, 0), 'DDP': (1, 1), 'FSDP2': (ranks, 0)}[strategy]\n"
              "return 4 * count / n, 4 * count / n, 8 * count / n, copies * 4 * count",
     "get": "n = {'FSDP2': ranks}.get(strategy, 1)\n"
-           "return 4 * count / n, 4 * count / n, 8 * count / n, {'DDP': 4 * count}.get(strategy, 0)",
+           "return 4 * count / n, 4 * count / n, "
+           "8 * count / n, {'DDP': 4 * count}.get(strategy, 0)",
     "booleans": "n = ranks ** (strategy == 'FSDP2')\n"
-                "return 4 * count / n, 4 * count / n, 8 * count / n, 4 * count * (strategy == 'DDP')",
+                "return 4 * count / n, 4 * count / n, "
+                "8 * count / n, 4 * count * (strategy == 'DDP')",
     "lower": "kind = strategy.lower()\nn = ranks if kind.startswith('fsdp') else 1\n"
-             "return 4 * count / n, 4 * count / n, 8 * count / n, 4 * count if kind == 'ddp' else 0",
-    "per_rank": "p, g, o = per_rank(count, (4, 4, 8), 3 * (strategy == 'FSDP2'), ranks)\n"
-                "return p, g, o, g if strategy == 'DDP' else 0",
+             "return 4 * count / n, 4 * count / n, "
+             "8 * count / n, 4 * count if kind == 'ddp' else 0",
+    "floor": "shard = 4 * count / (ranks if strategy == 'FSDP2' else 1)\n"
+             "return shard, shard, shard * 2, shard * (strategy == 'DDP')",
     "loop": "found = []\nfor size in (4, 4, 8):\n"
             "    found.append(size * count / (ranks if strategy == 'FSDP2' else 1))\n"
             "found.append(4 * count if strategy == 'DDP' else 0)\nreturn found",
     "append": "found = [4 * count, 4 * count, 8 * count]\nif strategy == 'FSDP2':\n"
               "    found = [x / ranks for x in found]\n"
               "return found + [4 * count if strategy == 'DDP' else 0]",
-    "nested": "def share(size):\n    return size * count / (ranks if strategy == 'FSDP2' else 1)\n\n"
+    "nested": "def share(size):\n"
+              "    return size * count / (ranks if strategy == 'FSDP2' else 1)\n\n"
               "return share(4), share(4), share(8), 4 * count if strategy == 'DDP' else 0",
     "floor_division": "n = ranks if strategy == 'FSDP2' else 1\np = 4 * count // n\n"
                       "return p, p, 2 * p, 4 * count if strategy == 'DDP' else 0",
