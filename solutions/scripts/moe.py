@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import linear, silu
 from torch.utils.data import DataLoader, DistributedSampler
@@ -22,73 +23,46 @@ def make_samples(number):  # real text, in which a byte is a token: (number, CON
     return torch.tensor(list(text)).view(number, CONTEXT)
 
 
-class Experts(nn.Module):
-    def __init__(self, experts, hidden, ffn):
-        super().__init__()
-        self.gate_up = nn.Parameter(torch.randn(experts, 2 * ffn, hidden) / hidden ** 0.5)
-        self.down = nn.Parameter(torch.randn(experts, hidden, ffn) / ffn ** 0.5)
-
-    def forward(self, copies, counts):  # copies (n, hidden), sorted by expert; counts: a list
-        outputs = []
-        for part, gate_up, down in zip(copies.split(counts), self.gate_up, self.down):
-            gate, up = linear(part, gate_up).chunk(2, dim=-1)
-            outputs.append(linear(silu(gate) * up, down))
-        return torch.cat(outputs)
-
-
-class AllToAll(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, rows, receive, send, group):
-        ctx.splits = receive, send, group
-        arrived = rows.new_empty(sum(receive), rows.shape[1])
-        dist.all_to_all_single(arrived, rows.contiguous(), receive, send, group=group)
-        return arrived
-
-    @staticmethod
-    def backward(ctx, gradient):
-        receive, send, group = ctx.splits
-        return AllToAll.apply(gradient, send, receive, group), None, None, None
+def mlp(x, gate_up, down):  # x (n, hidden), gate_up (2 · hidden, hidden), down (hidden, hidden)
+    gate, up = linear(x, gate_up).chunk(2, dim=-1)
+    return linear(silu(gate) * up, down)
 
 
 class ExpertLayer(nn.Module):
     def __init__(self, options, group):
         super().__init__()
-        self.k, self.group = options.chosen, group
-        self.router = nn.Linear(options.hidden, options.experts, bias=False)
-        self.experts = Experts(options.experts, options.hidden, options.hidden)
-        self.keep_own_experts()
-
-    # Exercise 9.10: this rank keeps its equal part of the experts, in memory of its own
-    def keep_own_experts(self):
+        n, h, self.k, self.group = options.experts, options.hidden, options.chosen, group
+        self.router = nn.Linear(h, n, bias=False)
+        # all experts, the same on every rank, because the seed is the same
+        gate_up, down = torch.randn(n, 2 * h, h) / h ** 0.5, torch.randn(n, h, h) / h ** 0.5
+        # Exercise 9.10: the ParameterDict self.experts, with this rank's part of both, in own memory
         ### BEGIN SOLUTION
-        ranks, rank = self.group.size(), self.group.rank()
-        for name, parameter in list(self.experts.named_parameters()):
-            own = parameter.detach().chunk(ranks)[rank].clone()
-            setattr(self.experts, name, nn.Parameter(own))
+        self.experts = nn.ParameterDict({
+            "gate_up": gate_up.chunk(group.size())[group.rank()].clone(),
+            "down": down.chunk(group.size())[group.rank()].clone()})
         ### END SOLUTION
 
+    # Exercise 9.10: routes to the k most probable of all experts, with weights that add up to 1
     def forward(self, x):
+        ### BEGIN SOLUTION
         tokens = x.flatten(0, -2)
         weights, chosen = self.router(tokens).softmax(-1).topk(self.k)
-        weights = weights / weights.sum(-1, keepdim=True)
         order = chosen.flatten().argsort(stable=True)
         counts = chosen.flatten().bincount(minlength=self.router.out_features)
-        outputs = self.compute(tokens[order // self.k], counts)
-        by_token = outputs[order.argsort()].unflatten(0, chosen.shape)
-        return (weights[..., None] * by_token).sum(1).view_as(x)
-
-    # Exercise 9.10: the outputs of the experts, wherever they are, in the order of the copies
-    def compute(self, copies, counts):
-        ### BEGIN SOLUTION
         theirs = torch.empty_like(counts)
         dist.all_to_all_single(theirs, counts, group=self.group)
-        counts, theirs = counts.view(self.group.size(), -1), theirs.view(self.group.size(), -1)
-        send, receive = counts.sum(1).tolist(), theirs.sum(1).tolist()
-        arrived = AllToAll.apply(copies, receive, send, self.group)
-        expert = torch.arange(theirs.numel(), device=copies.device) % theirs.shape[1]
-        order = expert.repeat_interleave(theirs.flatten()).argsort(stable=True)
-        outputs = self.experts(arrived[order], theirs.sum(0).tolist())
-        return AllToAll.apply(outputs[order.argsort()], send, receive, self.group)
+        theirs = theirs.view(self.group.size(), -1)  # [i, j]: from rank i, for own expert j
+        send = counts.view(self.group.size(), -1).sum(1).tolist()
+        receive = theirs.sum(1).tolist()
+        rows = all_to_all_single_autograd(tokens[order // self.k], receive, send, self.group)
+        own = torch.arange(theirs.shape[1], device=x.device).repeat(len(theirs))
+        by_expert = own.repeat_interleave(theirs.flatten()).argsort(stable=True)
+        parts = rows[by_expert].split(theirs.sum(0).tolist())
+        outputs = torch.cat([mlp(*each) for each in zip(
+            parts, self.experts["gate_up"], self.experts["down"], strict=True)])
+        back = all_to_all_single_autograd(outputs[by_expert.argsort()], send, receive, self.group)
+        weights = (weights / weights.sum(-1, keepdim=True)).unsqueeze(-1)
+        return (weights * back[order.argsort()].unflatten(0, chosen.shape)).sum(1).view_as(x)
         ### END SOLUTION
 
 
@@ -111,8 +85,7 @@ def setup():  # as in ddp.py
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
-# Exercise 9.10: every gradient is that of the mean loss of all ranks. The mesh has the dimensions
-# "replicate" (ranks with the same experts) and "expert" (ranks that divide them)
+# Exercise 9.10: every gradient is that of the mean loss of all ranks
 def average_gradients(model, mesh):
     ### BEGIN SOLUTION
     for name, parameter in model.named_parameters():
@@ -123,19 +96,16 @@ def average_gradients(model, mesh):
 
 
 def full_state(model, group):  # with all experts, on every rank of the group
-    found = {}
-    for name, tensor in model.state_dict().items():
-        if ".experts." in name:
-            parts = [torch.empty_like(tensor) for _ in range(group.size())]
-            dist.all_gather(parts, tensor.contiguous(), group=group)
-            tensor = torch.cat(parts)
-        found[name] = tensor.cpu()
-    return found
+    state = model.state_dict()
+    for name in [name for name in state if name.endswith(("experts.gate_up", "experts.down"))]:
+        parts = [torch.empty_like(state[name]) for _ in range(group.size())]
+        dist.all_gather(parts, state[name].contiguous(), group=group)
+        state[name] = torch.cat(parts)
+    return state
 
 
 def train(options, device):
-    ranks = dist.get_world_size()
-    mesh = init_device_mesh(device.type, (ranks // options.expert, options.expert),
+    mesh = init_device_mesh(device.type, (dist.get_world_size() // options.expert, options.expert),
                             mesh_dim_names=("replicate", "expert"))
     samples = make_samples(options.samples)
     sampler = DistributedSampler(samples, seed=options.seed)
