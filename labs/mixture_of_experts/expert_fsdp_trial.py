@@ -188,6 +188,13 @@ def _judge_shards(module, full, meshes):
             raise Wrong(f"{who}: {name!r} is sharded over ranks {ranks}; all of {same} have it",
                         "Only experts are sharded over their replicas. mesh=everyone for the block "
                         "and for the model.", code="rest_over_replicas")
+        # With a mesh of two dimensions FSDP shards over the second, and replicates over the first.
+        if copies := [size for size, placement in zip(parameter.device_mesh.shape,
+                                                      parameter.placements, strict=True)
+                      if placement.is_replicate() and size > 1]:
+            raise Wrong(f"{who}: {copies[0]} ranks have the same shard of {name!r}",
+                        "A mesh of one dimension shards over all of its ranks: mesh=everyone.",
+                        code="shards_replicated")
 
 
 def _judge_part(name, parameter, want, meshes, who):
