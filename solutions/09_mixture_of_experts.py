@@ -134,10 +134,10 @@ class Experts(nn.Module):
 # tokens, two experts each:
 
 # %%
-chosen = torch.tensor([[2, 0], [1, 2], [0, 2]])
-order = chosen.flatten().argsort(stable=True)
-{"experts of the copies": chosen.flatten().tolist(), "order": order.tolist(),
- "their tokens": (order // 2).tolist(), "for each expert": chosen.flatten().bincount().tolist()}
+experts = [2, 0, 1, 2, 0, 2]  # of copies 0 to 5: copies 0 and 1 are token 0's, 2 and 3 token 1's
+order = sorted(range(6), key=lambda copy: experts[copy])
+{"order": order, "their tokens": [copy // 2 for copy in order],
+ "copies for each expert": [experts.count(expert) for expert in range(3)]}
 
 # %% [markdown]
 # Guess: 1,024 tokens of text, 8 experts, 2 for each token, and a model that has not been trained.
@@ -211,8 +211,7 @@ class ExpertLayer(nn.Module):
         weights, chosen = route(self.router(tokens), self.k)
         copies, counts, order = dispatch(tokens, chosen, self.router.out_features)
         result = combine(self.compute(copies, counts), order, weights).view_as(x)
-        shared = self.shared_experts
-        return result if shared is None else result + shared(x)
+        return result if self.shared_experts is None else result + self.shared_experts(x)
 
     def compute(self, copies, counts):
         return self.experts(copies, counts.tolist())
@@ -534,7 +533,7 @@ lab.check_name_fault(name_fault)
 # %% [markdown]
 # ## Part 2: balance, FSDP and size
 #
-# | | |
+# | Part 2 | Exercises |
 # |:--|:--|
 # | **Core** | 9.6, 9.7, 9.8, 9.9, 9.10 |
 # | **Optional** | 9.11 to 9.14 |
@@ -568,7 +567,7 @@ lab.show_slowest_rank()
 # worse: an expert that gets more tokens learns more, so the router prefers it. Two remedies are in use.
 
 # %% [markdown]
-# An **auxiliary loss** *([Switch Transformer](https://arxiv.org/abs/2101.03961), section 2.2)*, multiplied by a small coefficient, is added to the
+# An **auxiliary loss** (*[Switch Transformer](https://arxiv.org/abs/2101.03961)*, section 2.2), multiplied by a small coefficient, is added to the
 # language model's loss. It is E · Σ fᵢ · Pᵢ, summed over the E experts. fᵢ is expert i's share of all copies, Pᵢ its mean probability.
 # Equal shares give 1. Only P has a gradient.
 #
@@ -593,7 +592,7 @@ def auxiliary_loss(logits, chosen):
 
 
 # %% [markdown]
-# **Without a loss** *([DeepSeek-V3](https://arxiv.org/abs/2412.19437), section 2.1.2)*: each expert has a bias. It is added to the
+# **Without a loss** (*[DeepSeek-V3](https://arxiv.org/abs/2412.19437)*, section 2.1.2): each expert has a bias. It is added to the
 # probabilities to choose the k experts, and for nothing else: the weights come from the probabilities alone. The bias gets no gradient.
 # After each step it grows by `speed` for each expert with fewer copies than the mean, and
 # shrinks by it for each with more.
@@ -651,7 +650,7 @@ lab.show_micro_batches(auxiliary_loss)
 # code computes each micro-batch's loss, and so forces every sequence to use all experts alike.
 #
 # If the *counts* are summed over ranks and micro-batches first, the mean of the parts is exact: the loss is linear in P. Experts then have room to
-# specialise *([Qiu et al.](https://arxiv.org/abs/2501.11873))*.
+# specialise (*[Qiu et al.](https://arxiv.org/abs/2501.11873)*).
 
 # %% [markdown]
 # ## Capacity
@@ -871,12 +870,10 @@ lab.show_published_runs()
 #
 # ### Exercise 9.10 · `moe.py`
 #
-# *Difficulty 3 of 5 · 25 minutes · target: the saved model equals that of one process, on 2 and 4 ranks; each rank has its
-# part of the experts*
+# *Difficulty 3 of 5 · 25 minutes · target: the model of one process, on 2 and 4 ranks; a rank has its part of the experts*
 #
-# The next cell writes the file. It uses plain PyTorch, and has three gaps: `keep_own_experts`, `compute` and
-# `average_gradients`. Your functions of exercises 9.3 and 9.4 fit with few changes. Its `full_state` gathers the
-# experts in the order of the ranks, and rank 0 saves them.
+# The next cell writes the file: plain PyTorch with three gaps, which are exercises 9.2 to 9.4 in one layer.
+# `all_to_all_single_autograd` is your `AllToAll`. `full_state` gathers the experts in the order of the ranks.
 
 # %%
 lab.write_script("moe.py")
@@ -884,11 +881,11 @@ lab.write_script("moe.py")
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# `keep_own_experts` runs before the optimizer exists. It replaces both parameters of `self.experts` by this rank's part,
-# and `self.group` says which part that is. A slice of a parameter keeps the complete tensor allocated, so it is cloned.
+# First gap: `group.rank()` says which part of `gate_up` and `down` is this rank's. A slice keeps the complete tensor
+# allocated, so it is cloned.
 #
-# `compute` gets copies sorted by expert and a tensor with a count for each expert. It returns outputs in the same order, as in
-# exercise 9.3.
+# `forward`: route, dispatch, send counts, send rows, sort by expert, compute with `mlp`, sort back, send back, combine.
+# The layer has no shared expert.
 #
 # In `average_gradients`, `mesh["replicate"].get_group()` has the ranks with the same experts, and `dist.group.WORLD` all.
 #
@@ -941,28 +938,25 @@ lab.check_grouped_experts(GroupedExperts)
 # *Difficulty 3 of 5 · 30 minutes · target: saved with EP 4, loaded with EP 2 and the reverse; each number is written once*
 #
 # The experts of `model` are divided over `mesh["expert"]`; ranks of `mesh["replicate"]` have the same ones, and all ranks the rest. `load_experts` fills the
-# parameters in place, on a mesh of another shape. All ranks see `folder`, which is empty. No rank gathers experts. Use `torch.distributed.checkpoint` with
-# DTensors, or files of your own.
+# parameters in place, on another mesh. `folder` is empty, and all ranks see it. No rank gathers experts. Use `torch.distributed.checkpoint`, or
+# files of your own.
 
 # %%
 # Exercise 9.12: every rank writes and reads its part
 def save_experts(model, folder, mesh):
     ### BEGIN SOLUTION
-    dcp.save(as_dtensors(model, mesh), checkpoint_id=folder)
+    parts = {name: DTensor.from_local(p.detach(), mesh, [Replicate(), Shard(0)])
+             if ".experts." in name else p.detach() for name, p in model.named_parameters()}
+    dcp.save(parts, checkpoint_id=folder)
     ### END SOLUTION
 
 
 def load_experts(model, folder, mesh):
     ### BEGIN SOLUTION
-    dcp.load(as_dtensors(model, mesh), checkpoint_id=folder)  # into the parameters' memory
+    parts = {name: DTensor.from_local(p.detach(), mesh, [Replicate(), Shard(0)])
+             if ".experts." in name else p.detach() for name, p in model.named_parameters()}
+    dcp.load(parts, checkpoint_id=folder)  # into the parameters' memory
     ### END SOLUTION
-
-
-### BEGIN SOLUTION
-def as_dtensors(model, mesh):  # with which DCP knows which part of an expert tensor this rank has
-    return {name: DTensor.from_local(p.detach(), mesh, [Replicate(), Shard(0)])
-            if ".experts." in name else p.detach() for name, p in model.named_parameters()}
-### END SOLUTION
 
 
 # %%
@@ -988,13 +982,12 @@ lab.check_expert_checkpoint(save_experts, load_experts)
 # Exercise 9.14: on all ranks; trainers and generators are lists of ranks
 def sync_weights(model, trainers, generators, dtype):
     ### BEGIN SOLUTION
-    rank = dist.get_rank()
     for p in model.parameters():
-        if rank in generators:
+        if dist.get_rank() in generators:
             dist.recv(p.data, trainers[0])
             continue
         full = p.full_tensor().detach().to(dtype)  # a collective: on all trainers
-        if rank == trainers[0]:
+        if dist.get_rank() == trainers[0]:
             for generator, part in zip(generators, full.chunk(len(generators))):
                 dist.send(part, generator)
     ### END SOLUTION
@@ -1018,7 +1011,7 @@ lab.check_weight_sync(sync_weights)
 # ## Optional: types of tensors on ranks
 #
 # Nothing in torch says whether ranks have equal tensors, parts of one, or terms of a sum. Faults like those of 9.4 run without an error.
-# **spmd-types** *([its documentation](https://meta-pytorch.org/spmd_types/))* gives each tensor a type for each dimension of the mesh, and checks
+# **spmd-types** (*[its documentation](https://meta-pytorch.org/spmd_types/)*) gives each tensor a type for each dimension of the mesh, and checks
 # each operation. It is an extra (`types`): the first cell below says how to install it.
 
 # %% [markdown]
@@ -1097,12 +1090,12 @@ lab.show_types(summed_gradient, ("replicate", "expert"), ["replicate"], shards=F
 #
 # | Symptom | Cause |
 # |:--|:--|
-# | a hang in an all-to-all | a rank without rows left it out, or splits that do not match |
-# | right loss, wrong outputs of some tokens | copies in the order of arrival given to `Experts` |
-# | gradients of experts EP times too large | averaged over the replicas only |
-# | gradients of experts grow with micro-batches | summed again after each |
-# | the router does not learn | weights detached, or computed from indices |
-# | loss right with one rank, wrong with two | the router's gradient was not averaged |
+# | a hang in an all-to-all | a rank without rows left it out |
+# | wrong outputs of some tokens | copies given to `Experts` in the order of arrival |
+# | experts' gradients EP times too large | averaged over the replicas only |
+# | they grow with each micro-batch | summed again, with what is summed already |
+# | the router does not learn | detached weights |
+# | replicas of the router differ | its gradient was not averaged |
 
 # %% [markdown]
 # ## I can …
@@ -1118,12 +1111,17 @@ lab.show_types(summed_gradient, ("replicate", "expert"), ["replicate"], shards=F
 # %% [markdown]
 # ## What to read
 #
-# - Shazeer et al., *[Outrageously Large Neural Networks](https://arxiv.org/abs/1701.06538)*, 2017, section 3.1: which two kinds of parallelism are combined, and why does that keep each expert's batch large?
-# - Lepikhin et al., *[GShard](https://arxiv.org/abs/2006.16668)*, 2020, section 2.2: what happens to a token beyond the capacity?
-# - DeepSeek-AI, *[DeepSeek-V3](https://arxiv.org/abs/2412.19437)*, 2024, section 3.2: how many nodes may one token be sent to, and why?
-# - Qiu et al., *[Demons in the Detail](https://arxiv.org/abs/2501.11873)*, 2025, section 3: what has to be communicated to balance over the global batch?
+# - Shazeer et al., *[Outrageously Large Neural Networks](https://arxiv.org/abs/1701.06538)*, 2017, section
+#   3.1: which two kinds of parallelism are combined, and why?
+# - Lepikhin et al., *[GShard](https://arxiv.org/abs/2006.16668)*, 2020, section 2.2: what becomes of a token
+#   beyond the capacity?
+# - DeepSeek-AI, *[DeepSeek-V3](https://arxiv.org/abs/2412.19437)*, 2024, section 3.2.2: to how many nodes may
+#   a token be sent, and why?
+# - Qiu et al., *[Demons in the Detail](https://arxiv.org/abs/2501.11873)*, 2025: what is communicated to
+#   balance over the global batch?
 
 # %% [markdown]
 # ## What comes next
 #
-# This is the last notebook. The optional parts above have no scaffold, and the planner, `./scripts/plan`, takes any model.
+# This is the last notebook. `./scripts/plan` answers the questions of its end for any model, and the
+# optional exercises above have no scaffold.

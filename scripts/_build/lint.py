@@ -6,7 +6,7 @@ import re
 MAX_WORDS = 80
 MAX_HINT_WORDS = 120
 MAX_LINES = 16
-MAX_SCRIPT_LINES = 125  # of a cell that writes a script: a whole file, most of it given
+MAX_SCRIPT_LINES = 135  # of a cell that writes a script: a whole file, most of it given
 MAX_SCRIPT_GAP_LINES = 20
 # What JupyterLab shows without scrolling beside its file browser, in a window of 1280 pixels.
 MAX_COLUMNS = 101
