@@ -2,13 +2,19 @@
 
 from collections.abc import Callable
 
-import torch
 import torch.distributed as dist
 
 from labs.checks.on_ranks import on_ranks
 from labs.checks.verdicts import check, shows
 from labs.mixture_of_experts import fsdp_memory, replayed_step
-from labs.mixture_of_experts.expert_fsdp_trial import STEPS, TRIALS, Meshes, try_on_rank
+from labs.mixture_of_experts.expert_fsdp_trial import (
+    STEPS,
+    TRIALS,
+    WITH_SGD,
+    Meshes,
+    build,
+    try_on_rank,
+)
 from labs.mixture_of_experts.fsdp_memory import BOTH, EP, FSDP
 from labs.mixture_of_experts.replayed_step import Pace
 from labs.pictures import palette, timelines
@@ -106,9 +112,9 @@ def show_trace(expert_fsdp: Callable) -> Picture:
 
 def _events(expert_fsdp) -> list[replayed_step.Event]:
     meshes = Meshes.of(2, 2)
-    module, optimizer = replayed_step.built_for_replay(
-        expert_fsdp, move_to_rank(Mixture(layers=3, hidden=64, ffn=128, shared=True)),
-        torch.optim.AdamW, meshes.mesh, meshes.everyone, lr=1e-3)
+    model = move_to_rank(Mixture(layers=3, hidden=64, ffn=128, shared=True))
+    module, optimizer = build(expert_fsdp, WITH_SGD, meshes, model)
+    replayed_step.prefetch(module)
     own = [data.shard({"input_ids": batch["input_ids"].to(devices.device())}, dist.get_rank(),
                       TRACED) for batch in data.lm_batches(2, SEQUENCES * TRACED, CONTEXT)]
     return replayed_step.record_events(module, optimizer, own)

@@ -184,6 +184,10 @@ def _judge_shards(module, full, meshes):
                         "these experts: parts of different experts are gathered", "fully_shard of "
                         "the experts themselves, with the mesh of their replicas, before the block "
                         "takes them.", code="experts_mixed")
+        if ranks != same and is_expert:
+            raise Wrong(f"{who}: {name!r} has all {len(want)} experts, sharded over ranks {ranks}",
+                        "Replace block.mlp by an ExpertParallelLayer before its experts are "
+                        "sharded.", code="experts_not_divided")
         if ranks != same:
             raise Wrong(f"{who}: {name!r} is sharded over ranks {ranks}; all of {same} have it",
                         "Only experts are sharded over their replicas. mesh=everyone for the block "

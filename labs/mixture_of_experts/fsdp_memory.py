@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
+from labs.checks.on_ranks import module_and_optimizer
 from labs.meters import memory
 from labs.mixture_of_experts.expert_fsdp_trial import EXPERTS, Meshes
 from labs.mixture_of_experts.reference_parallel import divide_experts, sum_gradients
@@ -89,7 +90,9 @@ def _record(build, meshes=None) -> memory.Report:
     given = (meshes.mesh, meshes.everyone) if meshes else ()
 
     def built():
-        return build(move_to_rank(_model()), torch.optim.AdamW, *given, lr=1e-3)
+        return module_and_optimizer(
+            lambda *args, **settings: build(*args, *given, **settings), move_to_rank(_model()),
+            torch.optim.AdamW, {"lr": 1e-3})
 
     # The profiler misses frees on gloo's threads at times, and never invents one.
     return memory.leanest([memory.record(built, own, strategies.resident_tensors)

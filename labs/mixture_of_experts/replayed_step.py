@@ -10,7 +10,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from labs.checks.verdicts import Wrong
 from labs.meters.trace import Collective, Span, Trace
 from labs.meters.traffic import CollectiveCall, Mark, Traffic
-from labs.training.loop import ModuleAndOptimizer
 from labs.workers.collective_kernels import IssuedCollective
 from labs.workers.slow_link import link_bytes
 
@@ -88,23 +87,16 @@ def _train(module, optimizer, batches):
 
 def prefetch(model) -> None:
     """In forward each unit has the next one gathered while it computes. On a GPU FSDP2 does so by
-    itself, because the program runs ahead of the device."""
+    itself, because the program runs ahead of the device. Raises Wrong where the model is not
+    sharded."""
+    if not isinstance(model, FSDPModule):
+        raise Wrong("the model is not sharded: FSDP has no unit for it", "fully_shard(model), "
+                    "after its blocks.", code="not_sharded")
     units = [unit for block in model.layers for unit in (block, *block.modules())
              if isinstance(unit, FSDPModule)]
     units = list(dict.fromkeys(units))
     for unit, following in zip(units, units[1:], strict=False):
         unit.set_modules_to_forward_prefetch([following])
-
-
-def built_for_replay(strategy, *arguments, **settings) -> ModuleAndOptimizer:
-    """The strategy's (module, optimizer), which prefetches in forward, too. Raises Wrong where the
-    module is not sharded."""
-    module, optimizer = strategy(*arguments, **settings)
-    if not isinstance(module, FSDPModule):
-        raise Wrong("the model is not sharded: FSDP has no unit for it", "fully_shard(model), "
-                    "after its blocks.", code="not_sharded")
-    prefetch(module)
-    return module, optimizer
 
 
 def sent(event: Event) -> float:

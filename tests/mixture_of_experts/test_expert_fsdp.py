@@ -16,6 +16,7 @@ import labs.mixture_of_experts as lab
 from labs.mixture_of_experts.expert_fsdp_trial import Meshes
 from labs.training import data
 from labs.training.mixtures import Mixture
+from labs.workers import devices
 from labs.workers.launcher import launch
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -176,6 +177,7 @@ WRONG = [
     (returns_the_model, "not_sharded"),
     (returns_no_optimizer, "wrong_type"),
     (answer(divide=nothing, experts=nothing), "gathered_too_much"),
+    (answer(divide=nothing), "experts_not_divided"),
     (answer(rest=nothing), "gathered_too_much"),
     (answer(factor=nothing), "averaged_over_replicas"),
     (divided_by(lambda self: self.mesh["replicate"].size()), "averaged_over_replicas"),
@@ -310,7 +312,8 @@ def test_fewer_experts_than_replicas_are_padded():
 
 
 def test_memory_is_as_predicted():
-    picture = lab.show_memory(right.expert_fsdp)
+    with devices.on("cpu"):
+        picture = lab.show_memory(right.expert_fsdp)
     panels = picture.data
     states = panels["states, after a step"]
     assert [held.total for held in states.values] == states.predicted
@@ -342,6 +345,11 @@ def test_nothing_else_runs_while_rows_are_sent():
 @pytest.mark.parametrize("show", [lab.show_memory, lab.show_trace])
 def test_a_picture_waits_for_the_answer(show):
     assert_waits(show, "9.8")
+
+
+@pytest.mark.parametrize("show", [lab.show_memory, lab.show_trace])
+def test_a_picture_of_no_optimizer_says_so(show):
+    assert_rejected(show(returns_no_optimizer), "wrong_type (module, optimizer)")
 
 
 def test_a_picture_of_an_unsharded_model_says_so():
