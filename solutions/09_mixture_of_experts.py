@@ -531,13 +531,13 @@ lab.check_name_fault(name_fault)
 # router. With EP = 1 `experts_doubled` changes nothing, so a test without expert parallelism cannot find it.
 
 # %% [markdown]
-# ## Part 2: balance, FSDP and size
+# ## Second sitting · 100 minutes
 #
-# | Part 2 | Exercises |
+# | In short | This sitting |
 # |:--|:--|
 # | **Core** | 9.6, 9.7, 9.8, 9.9, 9.10 |
-# | **Optional** | 9.11 to 9.14 |
-# | **In a new kernel** | run the cells of the imports, of exercises 9.2 and 9.3, and of `Experts` |
+# | **Optional** | 9.11, 9.12, 9.13, 9.14 |
+# | **In a new kernel** | run the cells of the imports, of `Experts` and `ExpertLayer`, and of exercises 9.2 and 9.3 |
 #
 # You will be able to:
 #
