@@ -748,7 +748,7 @@ lab.show_published_runs()
 #
 # The next cell writes the file. It uses plain PyTorch, and has three gaps: `keep_own_experts`, `compute` and
 # `average_gradients`. Your functions of exercises 9.3 and 9.4 fit with few changes. Its `full_state` gathers the
-# experts in the order of the ranks, and rank 0 saves them.
+# experts in the ranks' order, and rank 0 saves them.
 
 # %%
 lab.write_script("moe.py")
@@ -813,11 +813,18 @@ lab.check_grouped_experts(GroupedExperts)
 # *Difficulty 3 of 5 · 30 minutes · target: saved with EP 4, loaded with EP 2 and the reverse; each number is written once*
 #
 # The experts of `model` are divided over `mesh["expert"]`; ranks of `mesh["replicate"]` have the same ones, and all ranks the rest. `load_experts` fills the
-# parameters in place, on a mesh of another shape. All ranks see `folder`, which is empty. No rank gathers experts. Use `torch.distributed.checkpoint` with
+# parameters in place, on a mesh of another shape. All ranks see the empty `folder`. None gathers experts. Use `torch.distributed.checkpoint` with
 # DTensors, or files of your own.
 
 # %%
 # Exercise 9.12: every rank writes and reads its part
+def as_dtensors(model, mesh):  # of use with DCP; delete it if you write files of your own
+    ### BEGIN SOLUTION
+    return {name: DTensor.from_local(p.detach(), mesh, [Replicate(), Shard(0)])
+            if ".experts." in name else p.detach() for name, p in model.named_parameters()}
+    ### END SOLUTION
+
+
 def save_experts(model, folder, mesh):
     ### BEGIN SOLUTION
     dcp.save(as_dtensors(model, mesh), checkpoint_id=folder)
@@ -828,13 +835,6 @@ def load_experts(model, folder, mesh):
     ### BEGIN SOLUTION
     dcp.load(as_dtensors(model, mesh), checkpoint_id=folder)  # into the parameters' memory
     ### END SOLUTION
-
-
-### BEGIN SOLUTION
-def as_dtensors(model, mesh):  # with which DCP knows which part of an expert tensor this rank has
-    return {name: DTensor.from_local(p.detach(), mesh, [Replicate(), Shard(0)])
-            if ".experts." in name else p.detach() for name, p in model.named_parameters()}
-### END SOLUTION
 
 
 # %%
@@ -892,7 +892,7 @@ lab.show_diloco(train_diloco)
 
 # %% [markdown]
 # **Notice:** on the link between the two hosts of notebook 06 DiLoCo sends a small part of what data parallelism sends. *Streaming* DiLoCo reduces fragments at different
-# times: where ranks differ in their order, they wait for ever *([torchft 206](https://github.com/meta-pytorch/torchft/pull/206))*.
+# times: where ranks differ in their order, they wait for ever (*[torchft 206](https://github.com/meta-pytorch/torchft/pull/206)*).
 
 # %% [markdown]
 # ### Exercise 9.14 · Weights for generators
@@ -906,13 +906,13 @@ lab.show_diloco(train_diloco)
 # Exercise 9.14: on all ranks; trainers and generators are lists of ranks
 def sync_weights(model, trainers, generators, dtype):
     ### BEGIN SOLUTION
-    rank = dist.get_rank()
+    me = dist.get_rank()
     for p in model.parameters():
-        if rank in generators:
+        if me in generators:
             dist.recv(p.data, trainers[0])
             continue
         full = p.full_tensor().detach().to(dtype)  # a collective: on all trainers
-        if rank == trainers[0]:
+        if me == trainers[0]:
             for generator, part in zip(generators, full.chunk(len(generators))):
                 dist.send(part, generator)
     ### END SOLUTION
@@ -936,7 +936,7 @@ lab.check_weight_sync(sync_weights)
 # ## Optional: types of tensors on ranks
 #
 # Nothing in torch says whether ranks have equal tensors, parts of one, or terms of a sum. Faults like those of 9.4 run without an error.
-# **spmd-types** *([its documentation](https://meta-pytorch.org/spmd_types/))* gives each tensor a type for each dimension of the mesh, and checks
+# **spmd-types** (*[its documentation](https://meta-pytorch.org/spmd_types/)*) gives each tensor a type for each dimension of the mesh, and checks
 # each operation. It is an extra (`types`): the first cell below says how to install it.
 
 # %% [markdown]
