@@ -971,6 +971,52 @@ lab.check_expert_checkpoint(save_experts, load_experts)
 # </details>
 
 # %% [markdown]
+# ### Exercise 9.13 · DiLoCo
+#
+# *Difficulty 3 of 5 · 30 minutes · target: the parameters of one process that follows the formulas; one all-reduce of Ψ numbers a round*
+#
+# Between data centres even one all-reduce a step is too much. In *[DiLoCo](https://arxiv.org/abs/2311.08105)* each rank takes `every` steps of AdamW alone. Then `shared` (the parameters at the start of the round) minus the
+# mean of the ranks' parameters is the gradient for SGD with Nesterov momentum on `shared`, and all continue from it.
+
+# %%
+# Exercise 9.13: trains the model in place; the length of batches is a multiple of `every`
+def train_diloco(model, batches, every, inner_lr, outer_lr, momentum):
+    ### BEGIN SOLUTION
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    shared = [p.detach().clone() for p in parameters]
+    inner = torch.optim.AdamW(parameters, lr=inner_lr)
+    outer = torch.optim.SGD(shared, lr=outer_lr, momentum=momentum, nesterov=True)
+    for step, batch in enumerate(batches, 1):
+        model(**batch).loss.backward()
+        inner.step()
+        inner.zero_grad()
+        if step % every == 0:
+            for p, s in zip(parameters, shared):  # the same order on all ranks
+                s.grad = (s - p.detach()) / dist.get_world_size()
+                dist.all_reduce(s.grad)
+            outer.step()
+            torch._foreach_copy_([p.data for p in parameters], shared)
+    ### END SOLUTION
+
+
+# %%
+lab.check_diloco(train_diloco)
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Both optimizers keep their states for the whole training. The outer one is `torch.optim.SGD` on copies of the parameters, whose `.grad` you set.
+#
+# </details>
+
+# %%
+lab.show_diloco(train_diloco)
+
+# %% [markdown]
+# **Notice:** on the link between the two hosts of notebook 06 DiLoCo sends a small part of what data parallelism sends. *Streaming* DiLoCo reduces fragments at different
+# times: where ranks differ in their order, they wait for ever (*[torchft 206](https://github.com/meta-pytorch/torchft/pull/206)*).
+
+# %% [markdown]
 # ### Exercise 9.14 · Weights for generators
 #
 # *Difficulty 3 of 5 · 25 minutes · target: the weights of four trainers on two generators, which receive their own shards alone*

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     # a script of one's own, and what is optional
     from labs.checks.scripts.commands import torchrun
     from labs.checks.scripts.files import write_script
+    from labs.mixture_of_experts.diloco import check_diloco, show_diloco
     from labs.mixture_of_experts.expert_checkpoint import check_expert_checkpoint
     from labs.mixture_of_experts.grouped_experts import check_grouped_experts
     from labs.mixture_of_experts.moe import check_moe
