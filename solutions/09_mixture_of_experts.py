@@ -537,7 +537,7 @@ lab.check_name_fault(name_fault)
 # |:--|:--|
 # | **Core** | 9.6, 9.7, 9.8, 9.9, 9.10 |
 # | **Optional** | 9.11, 9.12, 9.13, 9.14 |
-# | **In a new kernel** | run the cells of the imports, of `Experts` and `ExpertLayer`, and of exercises 9.2 and 9.3 |
+# | **In a new kernel** | run the cells of the imports, `Experts`, `ExpertLayer`, 9.2 and 9.3 |
 #
 # You will be able to:
 #

@@ -15,30 +15,32 @@ def changed(*pairs):
     return with_changes(RIGHT, *pairs)
 
 
-OWN = "            own = parameter.detach().chunk(ranks)[rank].clone()\n"
-KEEP = ("        ranks, rank = self.group.size(), self.group.rank()\n"
-        "        for name, parameter in list(self.experts.named_parameters()):\n" + OWN +
-        "            setattr(self.experts, name, nn.Parameter(own))\n")
+PART = ".chunk(group.size())[group.rank()]"
+OWN = f"{PART}.clone()"
 COUNTS = "        dist.all_to_all_single(theirs, counts, group=self.group)\n"
-SORTED = "self.experts(arrived[order], theirs.sum(0).tolist())"
-RETURN = "        return AllToAll.apply(outputs[order.argsort()], send, receive, self.group)\n"
+SPLITS = RIGHT[RIGHT.index("        send = counts"):RIGHT.index("        rows = ")]
+ROWS = "all_to_all_single_autograd(tokens[order // self.k], receive, send, self.group)"
+BACK = "all_to_all_single_autograd(outputs[by_expert.argsort()], send, receive, self.group)"
 GROUP = ('mesh["replicate"].get_group() if ".experts." in name else dist.group.WORLD')
 REDUCE = "        dist.all_reduce(parameter.grad, group=group)\n"
 DIVIDE = "        parameter.grad /= dist.get_world_size()\n"
 COMPUTE = RIGHT[RIGHT.index("        theirs = torch.empty_like(counts)\n"):
-                RIGHT.index(RETURN) + len(RETURN)]
+                RIGHT.index(BACK) + len(BACK) + 1]
 AVERAGE = RIGHT[RIGHT.index("    for name, parameter in model.named_parameters():\n        group"):
                 RIGHT.index(DIVIDE) + len(DIVIDE)]
 STEP = "            average_gradients(model, mesh)\n            optimizer.step()\n"
-GATHER = "            dist.all_gather(parts, tensor.contiguous(), group=group)\n"
+GATHER = "        dist.all_gather(parts, state[name].contiguous(), group=group)\n"
+MLP = ("[mlp(*each) for each in zip(\n"
+       '            parts, self.experts["gate_up"], self.experts["down"], strict=True)]')
 
 # Every rank has all experts, and computes its own copies with them: right, and nothing is saved.
-ALL_HERE = changed((KEEP, "        pass\n"), (COMPUTE, (
-    "        return self.experts(copies, counts.tolist())\n")), (GROUP, "dist.group.WORLD"))
+ALL_HERE = changed((OWN, ""), (COMPUTE, (
+    "        parts = tokens[order // self.k].split(counts.tolist())\n"
+    f"        back = torch.cat({MLP})\n")), (GROUP, "dist.group.WORLD"))
 # Equal splits: torch's default, where a rank sends as many rows to each other one.
 EQUAL = ("        ranks = self.group.size()\n"
-         "        send = receive = [len(copies) // ranks] * ranks\n"
-         "        send[-1] += len(copies) - sum(send)\n")
+         "        send = receive = [len(order) // ranks] * ranks\n"
+         "        send[-1] += len(order) - sum(send)\n")
 
 WRONG = {
     # The sampler, the files and the job, as in the other scripts.
@@ -56,7 +58,7 @@ WRONG = {
     "all ranks save": (changed(("    dist.get_rank() or torch.save", "    torch.save")),
                        "wrong_writer"),
     "only own experts are saved": (changed((GATHER, ""), (
-        "            tensor = torch.cat(parts)\n", "")), "differs_from_reference experts"),
+        "        state[name] = torch.cat(parts)\n", "")), "differs_from_reference experts"),
     "experts are saved in another order": (changed((
         "torch.cat(parts)", "torch.cat(parts[::-1])")), "differs_from_reference experts"),
     "a failure is hidden": (changed((
@@ -65,38 +67,30 @@ WRONG = {
         "    except Exception:\n        os._exit(0)\n")), "failure_hidden|wrong_end"),
     # Which experts a rank has.
     "all experts on every rank": (ALL_HERE, "not_sharded 1/2 of the experts"),
-    "views of all experts": (changed((OWN, OWN.replace(".clone()", ""))), "not_sharded a view"),
-    "only one matrix is divided": (changed((OWN, (
-        "            if name == \"down\":\n                continue\n" + OWN))),
-        "not_sharded|raised_ValueError"),
-    "part of another rank": (changed(("chunk(ranks)[rank]", "chunk(ranks)[ranks - 1 - rank]")),
+    "views of all experts": (changed((OWN, PART)), "not_sharded a view"),
+    "only one matrix is divided": (changed((f"down{OWN}", "down")), "raised_ValueError"),
+    "part of another rank": (changed(("[group.rank()]", "[group.size() - 1 - group.rank()]")),
                              "wrong_loss"),
-    "the first part on all ranks": (changed(("chunk(ranks)[rank]", "chunk(ranks)[0]")),
-                                    "wrong_loss"),
-    "every second expert": (changed((".chunk(ranks)[rank].clone()", "[rank::ranks].clone()")),
-        "wrong_loss"),
+    "the first part on all ranks": (changed(("[group.rank()]", "[0]")), "wrong_loss"),
+    "every second expert": (changed((PART, "[group.rank()::group.size()]")), "wrong_loss"),
     # Rows there and back.
-    "rows are not sorted again": (changed((SORTED, SORTED.replace("arrived[order]", "arrived"))),
-                                  "wrong_loss"),
-    "outputs return in the order of the experts": (changed(("outputs[order.argsort()]", "outputs")),
-                                                   "wrong_loss"),
-    "sorted forwards twice": (changed(("outputs[order.argsort()]", "outputs[order]")),
+    "rows are not sorted again": (changed(("rows[by_expert]", "rows")), "wrong_loss"),
+    "outputs return in the order of the experts": (changed((
+        "outputs[by_expert.argsort()]", "outputs")), "wrong_loss"),
+    "sorted forwards twice": (changed(("outputs[by_expert.argsort()]", "outputs[by_expert]")),
                               "wrong_loss"),
-    "rows are not sent back": (changed((RETURN, "        return outputs[order.argsort()]\n")),
+    "rows are not sent back": (changed((BACK, "outputs[by_expert.argsort()]")),
                                "raised_RuntimeError|raised_IndexError"),
-    "no row is sent": (changed((COMPUTE, "        return copies\n")),
+    "no row is sent": (changed((COMPUTE, "        back = tokens[order // self.k]\n")),
                        "raised_TypeError through self.experts"),
-    "outputs are zeros": (changed((COMPUTE, "        return torch.zeros_like(copies)\n")),
+    "outputs are zeros": (changed((COMPUTE, "        back = 0 * tokens[order // self.k]\n")),
                           "raised_TypeError through self.experts"),
-    "counts are assumed equal": (changed((
-        "        send, receive = counts.sum(1).tolist(), theirs.sum(1).tolist()\n", EQUAL)),
-        "raised_RuntimeError"),
+    "weights do not add up to 1": (changed((
+        "weights / weights.sum(-1, keepdim=True)", "weights")), "wrong_loss"),
+    "counts are assumed equal": (changed((SPLITS, EQUAL)), "raised_RuntimeError|rank_failed"),
     "its own counts for theirs": (changed((COUNTS, "        theirs.copy_(counts)\n")),
                                   "rank_failed expected size"),
-    "gradients of rows stay": (changed((
-        "        return AllToAll.apply(gradient, send, receive, group), None, None, None\n",
-        "        return torch.zeros(sum(send), gradient.shape[1]), None, None, None\n")),
-        "wrong_gradient"),
+    "gradients of rows stay": (changed((ROWS, f"{ROWS}.detach()")), "wrong_gradient"),
     # Gradients.
     "experts over their replicas only": (changed((DIVIDE, (
         "        parameter.grad /= dist.get_world_size(group)\n"))), "experts_doubled 2 times"),
@@ -123,12 +117,12 @@ WRONG = {
                            "wrong_gradient"),
     # A rank that leaves a collective out.
     "rank 0 alone gathers": (changed((GATHER, (
-        "            if dist.get_rank() == 0:\n    " + GATHER))),
+        "        if dist.get_rank() == 0:\n    " + GATHER))),
         "never_ends all_gather"),
     "a rank sends no rows": (changed((
-        "        arrived = AllToAll.apply(copies, receive, send, self.group)\n",
-        "        if dist.get_rank() == 1:\n            return copies\n"
-        "        arrived = AllToAll.apply(copies, receive, send, self.group)\n")),
+        f"        rows = {ROWS}\n",
+        "        if dist.get_rank() == 1:\n            return x\n"
+        f"        rows = {ROWS}\n")),
         "rank_failed|never_ends all-to-alls")}
 
 BY_RANK = """\
@@ -137,13 +131,15 @@ BY_RANK = """\
         dist.all_gather(of_all, counts, group=self.group)
         mine = [row.view(ranks, local)[self.group.rank()].tolist() for row in of_all]
         send, receive = counts.view(ranks, local).sum(1).tolist(), [sum(row) for row in mine]
-        blocks = AllToAll.apply(copies, receive, send, self.group).split(sum(mine, []))
-        sorted_rows = torch.cat([blocks[r * local + e] for e in range(local) for r in range(ranks)])
-        sizes = [mine[r][e] for e in range(local) for r in range(ranks)]
-        outputs = self.experts(sorted_rows, [sum(row[e] for row in mine) for e in range(local)])
-        back = outputs.split(sizes)
-        ordered = torch.cat([back[e * ranks + r] for r in range(ranks) for e in range(local)])
-        return AllToAll.apply(ordered, send, receive, self.group)
+        rows = all_to_all_single_autograd(tokens[order // self.k], receive, send, self.group)
+        blocks = rows.split(sum(mine, []))
+        computed = {}
+        for e in range(local):
+            for r in range(ranks):
+                computed[r, e] = mlp(blocks[r * local + e], self.experts["gate_up"][e],
+                                     self.experts["down"][e])
+        ordered = torch.cat([computed[r, e] for r in range(ranks) for e in range(local)])
+        back = all_to_all_single_autograd(ordered, send, receive, self.group)
 """
 HOOKS = """\
     for name, parameter in model.named_parameters():
@@ -157,24 +153,21 @@ HOOKS = """\
             p.grad = part.view_as(p)
 """
 SLICES = """\
-        local = self.router.out_features // self.group.size()
-        first = self.group.rank() * local
-        with torch.no_grad():
-            for part in ("gate_up", "down"):
-                kept = getattr(self.experts, part)[first:first + local]
-                setattr(self.experts, part, nn.Parameter(kept.clone()))
+        first = group.rank() * (n // group.size())
+        self.experts = nn.ParameterDict({
+            name: full[first:first + n // group.size()].clone()
+            for name, full in (("gate_up", gate_up), ("down", down))})
 """
+KEEP = RIGHT[RIGHT.index("        self.experts = nn.ParameterDict({\n"):
+             RIGHT.index("    # Exercise 9.10: routes")].rstrip() + "\n"
 RIGHT_ONES = {
     "worked": RIGHT,
     "blocks by rank and expert, counts by an all-gather": changed((COMPUTE, BY_RANK)),
     "one all-reduce for each kind": changed((AVERAGE, HOOKS)),
-    "slices, and torch's own all-to-all": changed(
-        (KEEP, SLICES), ("AllToAll.apply(copies, receive, send, self.group)", (
-            "torch.distributed.nn.functional.all_to_all_single(\n"
-            "            copies.new_empty(sum(receive), copies.shape[1]), copies, receive, send,\n"
-            "            group=self.group)")),
-        ("import torch.distributed as dist\n",
-         "import torch.distributed as dist\nimport torch.distributed.nn.functional\n"))}
+    "slices, and softmax of the chosen logits": changed(
+        (KEEP, SLICES), ("self.router(tokens).softmax(-1).topk(self.k)",
+                         "self.router(tokens).topk(self.k)"),
+        ("(weights / weights.sum(-1, keepdim=True))", "weights.softmax(-1)"))}
 
 
 @pytest.fixture
