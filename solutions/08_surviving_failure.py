@@ -1358,5 +1358,6 @@ lab.show_replica_groups(replica_goodput)
 # %% [markdown]
 # ## What comes next
 #
-# This is the last notebook: you have built what trains large models, and what lets a job survive failures. Take a job
-# of your own, write down what you expect of its memory, its traffic and its step time, and measure.
+# You have built what trains large models, and what lets a job survive failures. Take a job of your own, write down
+# what you expect of its memory, its traffic and its step time, and measure. Most large models of today are
+# mixtures of experts: these are in notebook 09.

@@ -3,7 +3,7 @@
 #
 # | In short | This notebook |
 # |:--|:--|
-# | **Time** | 180 minutes in two sittings (95 + 85) |
+# | **Time** | 225 minutes in two sittings (110 + 115), 115 more for optional parts |
 # | **Needs** | any machine with 2 cores; no GPU |
 #
 # In a mixture of experts a token uses only some of a layer's parameters. Here you write such a layer,
@@ -531,7 +531,7 @@ lab.check_name_fault(name_fault)
 # router. With EP = 1 `experts_doubled` changes nothing, so a test without expert parallelism cannot find it.
 
 # %% [markdown]
-# ## Second sitting · 100 minutes
+# ## Second sitting · 115 minutes
 #
 # | In short | This sitting |
 # |:--|:--|
@@ -592,7 +592,7 @@ def auxiliary_loss(logits, chosen):
 
 
 # %% [markdown]
-# **Without a loss** (*[DeepSeek-V3](https://arxiv.org/abs/2412.19437)*, section 2.1.2): each expert has a bias. It is added to the
+# *Without a loss* (*[DeepSeek-V3](https://arxiv.org/abs/2412.19437)*, section 2.1.2): each expert has a bias. It is added to the
 # probabilities to choose the k experts, and for nothing else: the weights come from the probabilities alone. The bias gets no gradient.
 # After each step it grows by `speed` for each expert with fewer copies than the mean, and
 # shrinks by it for each with more.

@@ -6,7 +6,6 @@ import math
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from statistics import median
 
 import pytest
 import torch
@@ -135,15 +134,9 @@ def interval(parameters, bandwidth, gpus, gpu_hours):
     return save, mtbf / 3600, math.sqrt(2 * save * mtbf) / 60
 
 
-def straggler(data, compute, collectives):
-    [step] = {data + own + waits for own, waits in zip(compute, collectives, strict=True)}
-    others = [own for own in compute if own != max(compute)]
-    return step, step - (max(compute) - median(others))
-
-
 FORMULAS = {1: ring, 4: zero, 5: activations, 6: loss_at_its_peak, 9: latencies, 13: shares,
             14: sent_by_stages, 19: wrapping, 23: collective, 27: utilization, 28: between_hosts,
-            34: bubbles, 37: interval, 40: straggler}
+            34: bubbles, 37: interval}
 
 
 def test_there_are_40_questions_of_four_kinds_for_every_notebook():
