@@ -1,4 +1,4 @@
-"""What exercise 9.3 holds a layer to whose experts are divided among the ranks of a group: outputs,
+"""What exercise 9.3 holds a layer to whose experts are split among the ranks of a group: outputs,
 gradients, memory and traffic, beside the complete layer."""
 
 import copy
