@@ -2,7 +2,6 @@
 picture of both kinds of scaling on this machine."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from matplotlib.lines import Line2D
 
@@ -19,34 +18,12 @@ from labs.checks.verdicts import Wrong, check, shows
 from labs.meters.metrics import Metric
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
+from labs.scaling.release_note import release_note
 from labs.scaling.scaling_runs import BYTES, Scaling, efficiencies, measure_scaling
 from labs.words import counted
-from labs.workers import devices, variant
+from labs.workers import devices
 
-
-@dataclass(frozen=True)
-class ReleaseNote:
-    """What a note calls an efficiency and is a speed-up: lowest to highest times the throughput of
-    one GPU, on so many GPUs."""
-
-    gpus: int
-    lowest: float
-    highest: float
-
-    def __repr__(self):
-        return f"{self.lowest:g}–{self.highest:g}× scaling efficiency on {self.gpus} GPUs"
-
-
-# All are above 1, and no efficiency is the same as another note's. The first one is the workbook's
-# without a variant.
-NOTES = (ReleaseNote(2, 1.5, 1.7), ReleaseNote(2, 1.3, 1.6), ReleaseNote(4, 2.5, 3.1),
-         ReleaseNote(4, 2.9, 3.5), ReleaseNote(8, 5.4, 6.2), ReleaseNote(8, 4.6, 7.1))
 _RULE = "N ranks could do N times the work of one: divide what they do by what they could do."
-
-
-def release_note() -> ReleaseNote:
-    """The note of exercise 6.3; another one in a variant of the workbook."""
-    return variant.choice(NOTES)
 
 
 @check("6.3")

@@ -174,8 +174,9 @@ def _content(cell):
 
 def _same(now, before) -> bool:
     """Whether all that was there is there still; a table that remembers results may grow."""
-    if isinstance(now, dict):
-        return all(now.get(key) is value for key, value in before.items())
+    if isinstance(now, dict):  # not by now.get: a check may have replaced hash (8.10)
+        kept = {(id(key), id(value)) for key, value in now.items()}
+        return all((id(key), id(value)) in kept for key, value in before.items())
     if isinstance(now, set):
         return now >= before
     return len(now) >= len(before) and all(map(operator.is_, now, before))
