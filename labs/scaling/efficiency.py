@@ -18,7 +18,7 @@ from labs.checks.verdicts import Wrong, check, shows
 from labs.meters.metrics import Metric
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
-from labs.scaling.release_note import release_note
+from labs.scaling.release_notes import release_note
 from labs.scaling.scaling_runs import BYTES, Scaling, efficiencies, measure_scaling
 from labs.words import counted
 from labs.workers import devices

@@ -27,7 +27,7 @@ NEEDED = {
     "3.9": ("labs.zero_stages.scaffold",),
     **dict.fromkeys(("5.1", "5.3", "5.4", "5.5", "5.8", "5.9"),
                     ("labs.fsdp_profiling.scaffold", "labs.fsdp_profiling.recorded_runs")),
-    "6.3": ("labs.scaling.release_note",),
+    "6.3": ("labs.scaling.release_notes",),
     "6.4": ("labs.scaling.lost_time_runs",), "6.9": ("labs.scaling.scaffold",),
     **dict.fromkeys(("6.16", "6.17", "6.18"), ("labs.scaling.gpu_steps",)),
     "6.12": ("labs.predictions.cost.prices",), "6.15": ("labs.scaling.ragged",),

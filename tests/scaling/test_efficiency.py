@@ -7,7 +7,7 @@ from _build.definitions import definitions
 from answers import assert_rejected
 
 import labs.scaling as lab
-from labs.scaling.release_note import NOTES
+from labs.scaling.release_notes import NOTES
 from labs.workers import variant
 
 pytestmark = pytest.mark.usefixtures("warm_launcher")
