@@ -122,8 +122,9 @@ class Experts(nn.Module):
     def forward(self, copies, counts):
         """copies (n, hidden), sorted by expert; counts: how many belong to each, a list."""
         outputs = []
-        for part, gate_up, down in zip(copies.split(counts), self.gate_up, self.down):
-            gate, up = F.linear(part, gate_up).chunk(2, dim=-1)
+        blocks = copies.split(counts)
+        for block, gate_up, down in zip(blocks, self.gate_up, self.down, strict=True):
+            gate, up = F.linear(block, gate_up).chunk(2, dim=-1)
             outputs.append(F.linear(F.silu(gate) * up, down))
         return torch.cat(outputs)
 
