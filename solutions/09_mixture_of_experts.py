@@ -3,7 +3,7 @@
 #
 # | In short | This notebook |
 # |:--|:--|
-# | **Time** | 180 minutes in two sittings (95 + 85) |
+# | **Time** | 225 minutes in two sittings (110 + 115), 85 more for optional parts |
 # | **Needs** | any machine with 2 cores; no GPU |
 #
 # In a mixture of experts a token uses only some of a layer's parameters. Here you write such a layer,
@@ -534,9 +534,9 @@ lab.check_name_fault(name_fault)
 # router. With EP = 1 `experts_doubled` changes nothing, so a test without expert parallelism cannot find it.
 
 # %% [markdown]
-# ## Part 2: balance, FSDP and size
+# ## Second sitting · 115 minutes
 #
-# | Part 2 | Exercises |
+# | In short | This sitting |
 # |:--|:--|
 # | **Core** | 9.6, 9.7, 9.8, 9.9, 9.10 |
 # | **Optional** | 9.11 to 9.14 |
