@@ -149,7 +149,7 @@ order = sorted(range(6), key=lambda copy: experts[copy])
 ### BEGIN SOLUTION
 my_guess = 350
 ### END SOLUTION
-labs.guess("9.2", "copies for the busiest expert, of 2,048", my_guess)
+labs.guess("9.2", "copies for the expert with the most of them, of 2,048", my_guess)
 
 # %% [markdown]
 # ### Exercise 9.2 · Route, dispatch, combine
