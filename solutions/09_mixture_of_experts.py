@@ -501,9 +501,9 @@ lab.show_adamw_hides_it()
 # *Difficulty 2 of 5 · 12 minutes · target: each fault named, for other models and world sizes too;
 # None where there is none*
 #
-# `one` and `three` describe rank 0's gradients after one and after three micro-batches. `one["router"]`
+# `one` and `three` describe rank 0's gradients after one and three micro-batches. `one["router"]`
 # is a pair: the gradient's norm divided by that of one process, and the cosine of the two; (0, 0) if
-# it is zero. Other kinds are `experts`, `shared`, `rest`. Rounding changes both by less than 0.001:
+# it is zero. Other kinds are `experts`, `shared`, `rest`. Rounding changes both by less than 0.001. Five runs:
 
 # %%
 lab.show_gradients()
