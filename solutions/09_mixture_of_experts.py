@@ -12,7 +12,7 @@
 
 # %% [markdown]
 # *On a CPU* the collectives, their bytes and the memory of each rank are those of a GPU node. The
-# seconds are not. Where one rank waits for another, each token has a stated duration.
+# seconds are not: where they matter, a stated time for each token or byte stands in their place.
 
 # %% [markdown]
 # ## You will be able to
@@ -122,8 +122,9 @@ class Experts(nn.Module):
     def forward(self, copies, counts):
         """copies (n, hidden), sorted by expert; counts: how many belong to each, a list."""
         outputs = []
-        for part, gate_up, down in zip(copies.split(counts), self.gate_up, self.down):
-            gate, up = F.linear(part, gate_up).chunk(2, dim=-1)
+        blocks = copies.split(counts)
+        for block, gate_up, down in zip(blocks, self.gate_up, self.down, strict=True):
+            gate, up = F.linear(block, gate_up).chunk(2, dim=-1)
             outputs.append(F.linear(F.silu(gate) * up, down))
         return torch.cat(outputs)
 
@@ -141,7 +142,7 @@ order = sorted(range(6), key=lambda copy: experts[copy])
 
 # %% [markdown]
 # Guess: 1,024 tokens of text, 8 experts, 2 for each token, and a model that has not been trained.
-# How many copies does the expert with the most of them get? The mean is 256.
+# How many copies does the busiest expert get? The mean is 256.
 
 # %%
 # A guess, for exercise 9.2
@@ -157,8 +158,8 @@ labs.guess("9.2", "copies for the expert with the most of them, of 2,048", my_gu
 # k, also where an expert gets no token*
 #
 # `route` computes softmax in fp32; its weights have the dtype of the logits. `dispatch` returns
-# the copies, sorted by expert, in any order within one; a tensor with the count for each expert;
-# and `order`, with which `combine` restores the order of the tokens.
+# the copies sorted by expert, an expert's own in any order; a tensor of counts; and `order`, with
+# which `combine` restores the order of the tokens. There may be no tokens.
 
 # %%
 # Exercise 9.2: who goes to which expert
@@ -194,9 +195,9 @@ def combine(outputs, order, weights):
 lab.check_expert_layer(route, dispatch, combine)
 
 # %% [markdown]
-# With these three functions, the layer of one rank. It replaces `layer`, which loops over all
-# experts; the parameters are the same. It has the outputs and gradients of Hugging Face's
-# `MixtralSparseMoeBlock`: the workbook's tests compare the two.
+# These three functions make the layer of one rank. It replaces `layer`, the workbook's own, which
+# loops over all experts, and takes its parameters. The outputs and gradients are also those of
+# Hugging Face's `MixtralSparseMoeBlock`: the workbook's tests compare the two.
 
 # %%
 class ExpertLayer(nn.Module):
@@ -235,15 +236,15 @@ lab.show_dispatch(route, dispatch)
 # instead: each copy to the rank that has its expert, and the output back.
 
 # %% [markdown]
-# That is one **all-to-all** each way: every rank sends every other rank a part of its own. All
-# else stays data parallel: each rank has its own samples, and complete attention, router and
-# shared expert.
+# That is one **all-to-all** each way: a collective in which every rank sends a different part of its
+# rows to each rank. All else stays data parallel: each rank has its own samples, and complete
+# attention, router and shared expert.
 
 # %% [markdown]
 # `dist.all_to_all_single(output, input, receive, send)` sends the first `send[0]` rows of `input`
 # to rank 0, the next `send[1]` rows to rank 1, and so on. `receive[i]` says how many rows come
-# from rank i. No rank knows that before: so the counts are sent first, in an all-to-all of equal
-# parts.
+# from rank i. No rank knows that in advance, so the counts are sent first, in an all-to-all of
+# equal parts.
 
 # %%
 def counts_then_rows():
@@ -369,7 +370,7 @@ lab.show_bytes(ExpertParallelLayer)
 # must wait for them: without them it cannot allocate the output.
 
 # %% [markdown]
-# PyTorch has this function, too, under a name that begins with `_`, so it may change. torchtitan
+# PyTorch has this function, too, in a module whose name begins with `_`, so it may change. torchtitan
 # uses it, and the check accepts it in place of `AllToAll`. Below it sends the rows of
 # `counts_then_rows`. Each rank multiplies what arrives by 1 + rank, so a row's gradient says to
 # which rank it was sent.
@@ -392,9 +393,11 @@ labs.launch(torchs_all_to_all, ranks=2, quiet=True)
 #
 # N ranks train on N equal parts of a batch. The batch's loss is the mean of their N losses. Attention,
 # router and shared expert are replicated, so DDP's rule holds: average over all N.
-#
-# An expert is different. Let N = 4, and groups of EP = 2 ranks divide the experts. Then each expert is
-# on two ranks, its **replicas**. In backward it gets gradients from *both* ranks of its group, summed.
+
+# %% [markdown]
+# An expert is different. Let N = 4, and let groups of two ranks divide the experts: the degree of expert
+# parallelism, **EP**, is 2. Then each expert is on two ranks, one of each group: its **replicas**. In
+# backward a replica gets gradients from *both* ranks of its group, summed.
 
 # %%
 def groups_of_ranks():
@@ -406,8 +409,8 @@ def groups_of_ranks():
 labs.launch(groups_of_ranks, ranks=4, quiet=True)
 
 # %% [markdown]
-# Guess: each expert's gradient is averaged over its two replicas, as DDP would do it. How many times too
-# large is it, with EP = 2?
+# Suppose that each expert's gradient is averaged over its two replicas, as DDP would do it. Guess: how many
+# times too large is it then, with EP = 2?
 
 # %%
 # A guess, for exercise 9.4
@@ -478,7 +481,7 @@ def expert_parallel(model, optimizer_class, expert=2, **settings):
 # | `summed_each_time` | each micro-batch doubles what earlier ones left for the experts | [Megatron-LM 6660](https://github.com/NVIDIA/Megatron-LM/issues/6660) |
 # | `router_partial` | each rank keeps its own router gradient | [torchtitan 2387](https://github.com/pytorch/torchtitan/issues/2387) |
 # | `weights_detached` | no gradient passes through the weights to the router | [NeMo Automodel 2092](https://github.com/NVIDIA-NeMo/Automodel/pull/2092) |
-# | `shared_twice` | the shared expert is divided by N twice | |
+# | `shared_twice` | the shared expert's gradient is divided by N twice | |
 
 # %% [markdown]
 # AdamW divides each gradient by its own size, so it hides a constant factor. Below, 4 ranks with EP = 2 train with the right
@@ -498,9 +501,9 @@ lab.show_adamw_hides_it()
 # *Difficulty 2 of 5 · 12 minutes · target: each fault named, for other models and world sizes too;
 # None where there is none*
 #
-# `one` and `three` describe rank 0's gradients after one and after three micro-batches. `one["router"]`
-# is a pair: the norm divided by that of one process, and their cosine; (0, 0) if all are
-# zero. The kinds are `experts`, `router`, `shared`, `rest`. Rounding changes both by less than 0.001. Five runs:
+# `one` and `three` describe rank 0's gradients after one and three micro-batches. `one["router"]`
+# is a pair: the gradient's norm divided by that of one process, and the cosine of the two; (0, 0) if
+# it is zero. Other kinds are `experts`, `shared`, `rest`. Rounding changes both by less than 0.001. Five runs:
 
 # %%
 lab.show_gradients()
@@ -536,8 +539,8 @@ lab.check_name_fault(name_fault)
 # | In short | This sitting |
 # |:--|:--|
 # | **Core** | 9.6, 9.7, 9.8, 9.9, 9.10 |
-# | **Optional** | 9.11, 9.12, 9.13, 9.14 |
-# | **In a new kernel** | run the cells of the imports, `Experts`, `ExpertLayer`, 9.2 and 9.3 |
+# | **Optional** | 9.11 to 9.14 |
+# | **In a new kernel** | run the cells of imports, `Experts`, `ExpertLayer`, `exchange_counts`, exercises 9.2 and 9.3, in order |
 #
 # You will be able to:
 #
@@ -593,12 +596,12 @@ def auxiliary_loss(logits, chosen):
 
 # %% [markdown]
 # *Without a loss* (*[DeepSeek-V3](https://arxiv.org/abs/2412.19437)*, section 2.1.2): each expert has a bias. It is added to the
-# probabilities to choose the k experts, and for nothing else: the weights come from the probabilities alone. The bias gets no gradient.
+# probabilities to choose the k experts, for nothing else: the weights come from the probabilities alone. The bias gets no gradient.
 # After each step it grows by `speed` for each expert with fewer copies than the mean, and
 # shrinks by it for each with more.
 #
 # DeepSeek-V3 takes a sigmoid of each logit. We keep softmax. `route_with_bias` returns what `route` returns, `new_bias`
-# another tensor.
+# a new tensor.
 
 # %%
 # Exercise 9.6, continued: balance by a bias
@@ -631,14 +634,15 @@ lab.show_balance(auxiliary_loss, route_with_bias, new_bias)
 
 # %% [markdown]
 # **Notice:** without either, training makes the counts more uneven than they were at the first step. Both remedies bring them
-# near the mean. The bias acts at once, the auxiliary loss only after some tens of steps.
+# nearer to the mean. The bias acts at once, the auxiliary loss only after some tens of steps.
 #
 # In so short a training the three losses of the language model are alike. In a long one the coefficient matters: its gradient competes with the language model's,
 # and the bias has none.
 
 # %% [markdown]
 # The auxiliary loss is a product of two means. So its value for a batch is not the mean of its values for
-# the batch's parts. If all tokens of one micro-batch choose expert 0, and all of another expert 1 of two, each micro-batch has a loss of almost 2, and the batch of both of 1.
+# the batch's parts. Let there be two experts. If all tokens of one micro-batch choose expert 0, with a probability near 1, and all of another one
+# expert 1, each micro-batch has a loss of almost 2, but the batch of both has 1.
 #
 # Here the router that was trained with the loss reads 8 micro-batches:
 
@@ -673,9 +677,11 @@ lab.show_micro_batches(auxiliary_loss)
 def within_capacity(chosen, experts, capacity):
     """chosen (tokens, k) -> bool (tokens, k)."""
     ### BEGIN SOLUTION
-    one_hot = F.one_hot(chosen.flatten(), experts)  # (tokens · k, experts)
-    before = one_hot.cumsum(0) - one_hot  # copies of the same expert that come earlier
-    return ((before * one_hot).sum(1) < capacity).view_as(chosen)
+    copies = chosen.flatten()
+    one_hot = F.one_hot(copies, experts)  # (tokens · k, experts)
+    earlier = one_hot.cumsum(0) - one_hot  # copies that came before, for each expert
+    place = earlier.gather(1, copies[:, None]).squeeze(1)  # of each copy in its own expert
+    return (place < capacity).view_as(chosen)
     ### END SOLUTION
 
 
@@ -687,7 +693,7 @@ lab.show_dropped(within_capacity)
 
 # %% [markdown]
 # **Notice:** a factor of 1 drops most copies of the router that was trained without balance, and few of the balanced one. With 2 of 8
-# experts for each token, no factor above 4 can drop any. DeepSeek-V3 drops none (section 2.1.2), because its bias keeps the counts close
+# experts for each token a factor of 4 drops none, because c is then the number of tokens. DeepSeek-V3 drops none (section 2.1.2), because its bias keeps the counts close
 # enough.
 
 # %% [markdown]
@@ -787,8 +793,8 @@ lab.show_dual_pipe()
 #
 # FSDP without expert parallelism also trains a mixture: it gathers all experts of a layer on every
 # rank, twice in a step, and reduce-scatters their gradients. For a layer of Mixtral a rank receives
-# 8.3 GB then, for one of DeepSeek-V3 66.6 GB. With EP it gathers 1/EP of that, but sends tokens.
-# Which is less?
+# 8.3 GB then, for one of DeepSeek-V3 66.6 GB. With EP it gathers 1/EP of that at most, but sends
+# tokens. Which is less?
 
 # %% [markdown]
 # ### Exercise 9.9 · Bytes of a layer
@@ -826,17 +832,17 @@ lab.show_layer_bytes(layer_bytes)
 
 # %% [markdown]
 # **Notice:** gathering costs the same for any number of tokens, sending is proportional to it. All
-# group sizes of a model meet in one point, where 6 bytes of each parameter are 8·k·hidden bytes of
-# each token. A micro-batch has a few thousand tokens, so sending is less for all three models. But
+# group sizes of a model meet in one point: there 6 bytes for each parameter are as much as
+# 8·k·hidden bytes for each token. A micro-batch has a few thousand tokens, so sending is less for all three models. But
 # bytes are not seconds: FSDP overlaps what it gathers, and an all-to-all is exposed.
 
 # %% [markdown]
 # ## What will it take
 #
-# The planner counts what this notebook has measured: experts of a rank, copies that are kept for
-# backward, four all-to-alls a layer (six if forward is recomputed), and the host. The rule of
-# notebook 07b stays as it is: of the plans that fit, the fastest. It has one size more to choose,
-# `plan.expert`, which is EP. Guess: how many seconds does a step of 4 million tokens of DeepSeek-V3
+# Notebook 07b's planner takes, of all plans that fit, the fastest. For a mixture it also counts a
+# rank's experts, copies kept for backward, four all-to-alls a layer (six if forward is recomputed),
+# and the CPU's time to start the experts' kernels. Beside DP, TP and PP (data, tensor, pipeline
+# parallelism) it chooses EP. Guess: how many seconds does a step of 4 million tokens of DeepSeek-V3
 # take on 2,048 H100s?
 
 # %%
@@ -863,7 +869,7 @@ lab.show_published_runs()
 # %% [markdown]
 # **Notice:** memory can be trusted, seconds of a new code base cannot. The planner finds DeepSeek's
 # plan too slow, because it knows neither DualPipe nor FP8: half of its step is all-to-alls that
-# DeepSeek hides.
+# DeepSeek hides. (DeepSeek's step is longer than that of the table because it has 63 million tokens.)
 
 # %% [markdown]
 # ## A script of your own
@@ -900,7 +906,7 @@ lab.torchrun("moe.py", "--expert", 2, ranks=4)
 # %% [markdown]
 # ## Optional: without scaffold
 #
-# The last exercises say what must come out, and nothing of the way there.
+# The last exercises say what must come out, and little of the way there.
 
 # %% [markdown]
 # ### Exercise 9.11 · Experts without a loop
@@ -1045,7 +1051,7 @@ lab.check_weight_sync(sync_weights)
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# All trainers walk through the same parameters. `full_tensor()` on each of them, then `dist.send` on one and `dist.recv` on the generators. A parameter's `.data` is its memory.
+# All trainers go through the same parameters, in the same order. `full_tensor()` on each of them, then `dist.send` on one and `dist.recv` on the generators. A parameter's `.data` is its memory.
 #
 # </details>
 
@@ -1110,8 +1116,8 @@ def expert_layer(mesh):
 lab.show_types(expert_layer, ("replicate", "expert"), shards=False)
 
 # %% [markdown]
-# **Notice:** this is exercise 9.4. The router's gradient is a sum over both dimensions, an expert's over its replicas. Who sums it over the other dimension too,
-# adds gradients of different experts:
+# **Notice:** this is exercise 9.4. The router's gradient is a sum over both dimensions, an expert's over its replicas. A sum over the other dimension, too,
+# would add gradients of different experts:
 
 # %%
 def summed_gradient(mesh, dimensions):
@@ -1169,5 +1175,5 @@ lab.show_types(summed_gradient, ("replicate", "expert"), ["replicate"], shards=F
 # %% [markdown]
 # ## What comes next
 #
-# This is the last notebook. `./scripts/plan` answers the questions of its end for any model, and the
-# optional exercises above have no scaffold.
+# This is the last notebook. `./scripts/plan` answers the questions of "What will it take" for any
+# model, and the optional exercises above have no scaffold.

@@ -184,7 +184,8 @@ def judge_number(got, want: float, causes: Iterable[Cause], what: str, unit: str
     found = [cause for cause in causes if is_close(cause.number)]
     if found := [cause for cause in found if not cause.is_pair] or found:
         hints = dict.fromkeys(cause.hint or hint for cause in found[:2])
-        raise Wrong(f"{said}: " + ", or ".join(cause.sentence for cause in found[:2]),
+        sentences = dict.fromkeys(cause.sentence for cause in found[:2])  # one, if rounded twice
+        raise Wrong(f"{said}: " + ", or ".join(sentences),
                     " Or: ".join(filter(None, hints)), code=found[0].code)
     factor = "" if is_graded() else _factor(number, want)
     raise Wrong(said + factor, hint, code="wrong_number")

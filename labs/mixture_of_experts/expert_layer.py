@@ -21,8 +21,11 @@ from labs.training.mixtures import Mixture
 _CASES = (Case(20, 8, 2), Case(20, 8, 3, unused=4, dtype=torch.float64), Case(12, 5, 1, 1),
           Case(7, 4, 4, shared=True), Case(0, 4, 2), Case(40, 16, 4, dtype=torch.bfloat16))
 
+_HINTS = {"any value and is ambiguous": "This case has no tokens, as a rank may have none. From no "
+          "elements torch cannot infer what -1 stands for: write the size, outputs.shape[-1]."}
 
-@check("9.2")
+
+@check("9.2", hints=_HINTS)
 def check_expert_layer(route: Callable, dispatch: Callable, combine: Callable):
     """route(logits, k) -> (weights, chosen); dispatch(tokens, chosen, experts) -> (copies, counts,
     order); combine(outputs, order, weights) -> the layer's output for each token."""

@@ -27,6 +27,14 @@ HINTS = {
     "gradients that it gets are of rows that came from other ranks: send them back there.",
     "returned an incorrect number of gradients": "backward returns a gradient for each argument of "
     "forward: one for the rows, and None for receive, send and group.",
+    "Boolean value of Tensor": "Splits are lists of ints: .tolist().",
+    "can only save variables": "save_for_backward is for tensors. What is none becomes an "
+    "attribute: ctx.send = send.",
+    "alltoall: invalid tensor size": "With gloo `dist.all_to_all` sends equal parts only: "
+    "`dist.all_to_all_single` takes uneven ones.",
+    "different dtypes": "What arrives has the dtype of what is sent: rows.new_empty(...).",
+    "is shorter than argument": "`Experts` takes one count for each expert of this rank, of the "
+    "copies from all ranks together.",
     "Number of tensor splits": "Pass `group` on to every collective: its ranks are fewer than all.",
     "which expects": "Each rank learns from `theirs` how many rows come from every other one: "
     "`receive` are its sums, `send` those of `counts`.",

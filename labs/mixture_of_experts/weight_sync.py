@@ -20,8 +20,12 @@ from labs.workers import devices
 RECEIVED = 1.1  # times a generator's own bytes: shapes or names may be sent, too
 _ALL_TRAINERS = ("full_tensor() is an all-gather: all trainers call it, for the same parameters in "
                  "the same order, also those that send nothing.")
-_HINTS = dict.fromkeys(("collectives_differ", "deadlock", "no_progress", "timed_out"),
-                       _ALL_TRAINERS)
+_HINTS = {
+    **dict.fromkeys(("collectives_differ", "deadlock", "no_progress", "timed_out"), _ALL_TRAINERS),
+    "gloo received": "What is sent has the shape and the dtype of the generator's parameter: a "
+    "part that `chunk` returns, converted to `dtype`.",
+    "Pair is not connected": "A rank cannot send to itself: `trainers` and `generators` are any "
+    "ranks, and rank 0 may be one that generates."}
 
 
 @dataclass(frozen=True)

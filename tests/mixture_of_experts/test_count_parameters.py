@@ -115,6 +115,13 @@ def test_wrong_answers(answer, code):
     assert_rejected(lab.check_count_parameters(answer), code)
 
 
+def test_a_cause_is_said_once():
+    """Also where it leads to the same number with and without rounding."""
+    verdict = lab.check_count_parameters(lambda model, experts, k: added(
+        model, lambda name, count: count * k / experts if "experts" in name else count))
+    assert verdict.sentence.count("shared experts are counted") == 1, verdict
+
+
 def by_module(model, experts, k):
     """Of modules in place of names."""
     total = sum(p.numel() for p in model.parameters())

@@ -322,6 +322,15 @@ def test_functions_that_do_not_agree_on_their_order_are_rejected():
     assert_rejected(lab.check_expert_layer(route, by_place, combine), "wrong_output|wrong_order")
 
 
+def test_a_size_that_cannot_be_inferred_without_tokens_is_explained():
+    def with_minus_one(outputs, order, weights):
+        by_token = outputs[order.argsort()].view(*weights.shape, -1)
+        return (weights[..., None] * by_token).sum(1)
+
+    verdict = lab.check_expert_layer(route, dispatch, with_minus_one)
+    assert verdict.passed is False and "This case has no tokens" in verdict.hint, verdict
+
+
 def test_answers_that_are_not_filled_in_are_waited_for():
     assert_waits(lab.check_expert_layer, "9.2", 3)
     assert_waits(lambda answer: lab.check_expert_layer(route, dispatch, answer), "9.2")

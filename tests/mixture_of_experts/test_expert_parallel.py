@@ -449,13 +449,50 @@ def leaves_out_empty(self, x):
     return Layer.forward(self, x) if x.numel() else x
 
 
+def splits_are_tensors(self, copies, counts):
+    counts, theirs = right.exchange_counts(counts, self.group)
+    return AllToAll.apply(copies, theirs.sum(1), counts.sum(1), self.group)
+
+
+def saves_lists(ctx, rows, receive, send, group):
+    ctx.save_for_backward(receive, send)
+
+
+def with_lists_of_tensors(ctx, rows, receive, send, group):
+    ctx.splits = receive, send, group
+    arrived = [rows.new_empty(count, *rows.shape[1:]) for count in receive]
+    dist.all_to_all(arrived, list(rows.split(send)), group=group)
+    return torch.cat(arrived)
+
+
+def receives_fp32(ctx, rows, receive, send, group):
+    ctx.splits = receive, send, group
+    arrived = torch.empty(sum(receive), *rows.shape[1:])
+    dist.all_to_all_single(arrived, rows.contiguous(), receive, send, group=group)
+    return arrived
+
+
+def counts_of_each_rank(self, copies, counts):
+    """Not added up over the ranks that sent them."""
+    counts, theirs = right.exchange_counts(counts, self.group)
+    send, receive = counts.sum(1).tolist(), theirs.sum(1).tolist()
+    arrived = AllToAll.apply(copies, receive, send, self.group)
+    return AllToAll.apply(self.experts(arrived, theirs.flatten().tolist()), send, receive,
+                          self.group)
+
+
 ENDS = [((function(leaves_out_senders), Layer), "all_to_all", "takes part all the same"),
         ((AllToAll, layer(forward=leaves_out_empty)), "all_to_all", "takes part all the same"),
         ((function(strided), Layer), "not contiguous", ".contiguous()"),
         ((function(backward=strided_gradient), Layer), "not contiguous", ".contiguous()"),
         ((AllToAll, layer(compute=assumes_equal_counts)), "which expects", "learns from"),
         ((function(ignores_group), Layer), "", "Pass `group`"),
-        ((function(backward=too_few), Layer), "incorrect number of gradients", "one for the rows")]
+        ((function(backward=too_few), Layer), "incorrect number of gradients", "one for the rows"),
+        ((AllToAll, layer(compute=splits_are_tensors)), "Boolean value", "lists of ints"),
+        ((function(saves_lists), Layer), "save_for_backward", "becomes an attribute"),
+        ((function(with_lists_of_tensors), Layer), "invalid tensor size", "equal parts only"),
+        ((function(receives_fp32), Layer), "different dtypes", "has the dtype of what is sent"),
+        ((AllToAll, layer(compute=counts_of_each_rank)), "shorter", "one count for each expert")]
 
 
 @pytest.mark.parametrize("answers, words, hint", ENDS)

@@ -138,6 +138,7 @@ WRONG = {
     "another order on the sender": (another_order_on_the_sender,
                                     STUCK + "|rank_died different collectives"),
     "from rank 0": (with_(source=0), STUCK + "|raised_RuntimeError"),
+    "not converted": (with_(convert=lambda tensor, dtype: tensor), "rank_died converted"),
     "shards as they are": (own_shards, "raised_RuntimeError|wrong_part|rank_died"),
     "complete tensors": (complete_tensors, "too_much_received"),
     "parts in the opposite order": (with_(parts=lambda full, n: [
