@@ -80,7 +80,7 @@ def show_plans() -> Table:
             if model == "DeepSeek-V3" and divided:
                 answer = marks.answered(guessed("9.9b"), step_seconds(job, divided), "s")
     return Table("the fastest plan that fits, with expert parallelism and without",
-                 ("model, H100s", "plan", "GB", "s of a step", "80 % of runs", "tokens/s, GPU",
+                 ("model, H100s", "plan", "GB", "s of a step", "80 % interval", "tokens/s, GPU",
                   "MFU"), rows, left=1,
                  note=f"A step is {TOKENS // 2**20} · 2²⁰ tokens in sequences of {SEQUENCE:,}, "
                       "trained by Megatron-Core in BF16. Of pipelines plain 1F1B. The interval "
@@ -207,7 +207,7 @@ def _medians(runs) -> list[str]:
         for quantity, found in runs.items():
             own = [each for each in found if each.kind == kind]
             bias = float(np.median([each.error for each in own]))
-            words.append(f"{quantity} {marks.with_minus(f'{round(bias):+d}')} %, without sign "
+            words.append(f"{quantity} {marks.with_minus(f'{round(bias):+d}')} %, in absolute value "
                          f"{_median(own):.0f} % (medians of {counted(len(own), 'run')})")
         lines.append(f"{kind}: {'; '.join(words)}.")
     # labs/predictions/code_bases.py, MEGATRON_CORE and PRIME_RL
