@@ -21,7 +21,7 @@ from labs.training.presets import preset
 
 ROOT = Path(__file__).resolve().parents[1]
 # Their checks record or measure runs, train models, or search for seconds.
-SLOW = frozenset("1.1 1.5 1.7 2.1 5.1 5.3 5.4 5.5 5.8 6.4 6.11 7.25 8.11".split())
+SLOW = frozenset("1.1 1.5 1.7 2.1 5.1 5.3 5.4 5.5 5.8 6.4 6.11 7.25 8.11 9.5".split())
 
 _REJECTING = {"assert_rejected", "rejected"}  # of tests: functions that hold a verdict to its words
 

@@ -60,6 +60,15 @@ def require_dtype(result: torch.Tensor, like: torch.Tensor, what: str) -> None:
                     code="wrong_dtype")
 
 
+def require_dense(result: torch.Tensor, what: str) -> None:
+    """Raises Wrong for a sparse tensor, and for one without values, on the meta device: comparing
+    them raises."""
+    if result.layout != torch.strided or result.is_meta:
+        found = "on the meta device" if result.is_meta else "sparse"
+        raise Wrong(f"{what} is {found}, not a dense tensor with values",
+                    "Return an ordinary tensor.", code="not_dense")
+
+
 def _contents(value, path="") -> dict[str, Any]:
     """Path -> a copy of each leaf of nested containers."""
     if isinstance(value, nn.Module):

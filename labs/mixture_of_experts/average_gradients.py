@@ -126,14 +126,16 @@ class _Run:
     def average(self):
         """Calls the student's function, and keeps what it did for the judgement."""
         before = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        # of before the call: a frozen parameter may be made trainable in it
+        due = dict(trainable(self.model))
         with WaitTraffic() as traffic:
             self.average_gradients(self.model, self.replicas)
             # Reading a functional collective's result counts as its wait.
             found = {name: p.grad.detach().clone() for name, p in self.model.named_parameters()
                      if p.grad is not None}
         moved = [name for name, p in self.model.named_parameters()
-                 if not torch.equal(p.detach(), before[name])]
-        self.probe = Probe(self.layout, found, dict(trainable(self.model)), moved, traffic)
+                 if not torch.equal(p.detach(), before[name]) or p.requires_grad != (name in due)]
+        self.probe = Probe(self.layout, found, due, moved, traffic)
 
     def judged(self) -> Probe:
         """The last call, with the gradients of all ranks' shares beside it."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from labs.checks.generator import new_generator
-from labs.checks.inputs import UnchangedInputs, require_dtype
+from labs.checks.inputs import UnchangedInputs, require_dense, require_dtype
 from labs.checks.numbers import (
     Mistake,
     as_number,
@@ -54,10 +54,8 @@ def _judge_loss(auxiliary_loss, cases):
     losses = [auxiliary_loss(leaf, case.chosen)
               for leaf, case in zip(leaves, cases, strict=True)]
     kept.judge()
-    for case, leaf, loss in zip(cases, leaves, losses, strict=True):
-        if not torch.equal(leaf, case.logits):
-            raise Wrong("auxiliary_loss changed its input `logits`: the caller continues using it",
-                        "Work on a copy: what writes in place ends in `_`.", code="changes_input")
+    _judge_leaves("auxiliary_loss", cases, leaves)
+    for case, loss in zip(cases, losses, strict=True):
         require_number(loss.detach() if isinstance(loss, torch.Tensor) else loss,
                        f"auxiliary_loss, {case.name}", "Return E · Σ f · P, a scalar tensor.")
     # An answer in bf16 is rounded too much to tell rules apart: it explains nothing.
@@ -73,7 +71,7 @@ def _judge_loss(auxiliary_loss, cases):
                      common_cause(mistakes, cases, numbers, at, rel_tol=SUMS),
                      f"auxiliary_loss, {case.name}",
                      hint="E · Σ f · P: f from `chosen`, P from softmax of the logits, in fp32.",
-                     rel_tol=BFLOAT16 if case.logits.dtype == torch.bfloat16 else SUMS)
+                     rel_tol=BFLOAT16 if getattr(loss, "dtype", None) == torch.bfloat16 else SUMS)
     for case, leaf, loss in zip(cases, leaves, losses, strict=True):
         _judge_loss_gradient(case, leaf, loss)
 
@@ -87,7 +85,8 @@ def _judge_loss_gradient(case, leaf, loss):
     twin = case.logits.clone().requires_grad_()
     want = _gradient(balance_rules.auxiliary_loss(twin, case.chosen), twin)
     # Invariant: the gradient is that of P alone. Catches counts with a straight-through gradient.
-    if not _close(gradient, want):
+    # Where all experts are chosen it is zero, of terms as large as 1 / tokens that cancel.
+    if not _close(gradient, want, 1 / len(case.logits)):
         raise Wrong(f"auxiliary_loss, {case.name}: the value is right, the gradient is not",
                     "Only P has a gradient: f is a number for each expert.",
                     code="wrong_gradient")
@@ -100,11 +99,26 @@ def _gradient(result, leaf) -> torch.Tensor | None:
     return torch.autograd.grad(result, leaf, allow_unused=True)[0]
 
 
-def _close(got, want) -> bool:
-    """Whether they differ by rounding, beside the largest element."""
+def _close(got, want, terms: float = 0.0) -> bool:
+    """Whether they differ by rounding, beside the largest element. terms: the size of what is
+    added up in it, where its sum may be smaller."""
     tolerance = BFLOAT16 if want.dtype == torch.bfloat16 else SUMS
-    most = want.abs().max().item()
+    most = max(want.abs().max().item(), terms)
     return torch.allclose(got.float(), want.float(), rtol=0, atol=tolerance * most + 1e-12)
+
+
+def _judge_leaves(function, cases, leaves):
+    """leaves: the logits that the function was given, which have a gradient."""
+    for case, leaf in zip(cases, leaves, strict=True):
+        # Invariant: nothing is written, and nothing is left in .grad. A backward() in the function
+        # would add its gradient to that of the caller's own backward.
+        if not torch.equal(leaf, case.logits):
+            raise Wrong(f"{function} changed its input `logits`: the caller continues using it",
+                        "Work on a copy: what writes in place ends in `_`.", code="changes_input")
+        if leaf.grad is not None:
+            raise Wrong(f"{function} called backward: the logits have a gradient already",
+                        "Return the tensor: backward is called once, by the training loop.",
+                        code="calls_backward")
 
 
 def _judge_route(route_with_bias, cases):
@@ -114,6 +128,10 @@ def _judge_route(route_with_bias, cases):
     found = [_require_routing(route_with_bias(leaf, case.bias, case.k), case)
              for leaf, case in zip(leaves, cases, strict=True)]
     kept.judge()
+    _judge_leaves("route_with_bias", cases, leaves)
+    if any(case.bias.requires_grad for case in cases):
+        raise Wrong("route_with_bias made `bias` require a gradient", "The bias gets no gradient: "
+                    "`new_bias` changes it, not the optimizer.", code="bias_gets_gradient")
     answers = [dense(weights.detach(), chosen, case.logits.shape[1])
                for (weights, chosen), case in zip(found, cases, strict=True)]
     right = [_right_weights(case) for case in cases]
@@ -177,12 +195,15 @@ def _require_routing(returned, case) -> tuple[torch.Tensor, torch.Tensor]:
         if not isinstance(tensor, torch.Tensor) or tensor.shape != shape:
             raise Wrong(f"{what}: `{name}` is {kind_of(tensor)}, not a tensor of shape (tokens, k)",
                         "Return what `route` returns.", code="wrong_shape")
+        require_dense(tensor, f"{what}: `{name}`")
     if chosen.dtype != torch.int64:
         raise Wrong(f"{what}: `chosen` is {chosen.dtype}, not numbers of experts",
                     "topk returns values and indices, in this order.", code="wrong_dtype")
     ordered = chosen.sort(1).values
-    if (ordered[:, 1:] == ordered[:, :-1]).any() or not 0 <= int(
-            chosen.min()) <= int(chosen.max()) < case.logits.shape[1]:
+    if not 0 <= int(chosen.min()) <= int(chosen.max()) < case.logits.shape[1]:
+        raise Wrong(f"{what}: `chosen` has a number that is no expert's",
+                    "Experts have the numbers 0 to E - 1.", code="wrong_choice")
+    if (ordered[:, 1:] == ordered[:, :-1]).any():
         raise Wrong(f"{what}: a token's experts are not k different ones",
                     "topk over the last dimension chooses different experts.",
                     code="wrong_choice")
@@ -199,6 +220,7 @@ def _judge_new_bias(new_bias, cases):
         if not isinstance(answer, torch.Tensor) or answer.shape != case.bias.shape:
             raise Wrong(f"{what}: it returned {kind_of(answer)}, not a tensor of the shape of "
                         "`bias`", "Return the bias of the next step.", code="wrong_shape")
+        require_dense(answer, what)
     for case, answer in zip(cases, answers, strict=True):
         what = f"new_bias, {case.name}"
         if not _bias_alike(answer, balance_rules.new_bias(*_arguments(case))):
@@ -208,6 +230,9 @@ def _judge_new_bias(new_bias, cases):
                         "below the mean and subtracted where it is above",
                         "torch.sign of what is missing is 1, -1 or 0.", code="wrong_bias")
         require_dtype(answer, case.bias, what)
+        if answer.requires_grad:
+            raise Wrong(f"{what}: it requires a gradient", "The bias gets none: the optimizer must "
+                        "not change it.", code="bias_gets_gradient")
         # Invariant: another tensor. One that shares memory changes with the next in-place update.
         if answer.untyped_storage().data_ptr() == case.bias.untyped_storage().data_ptr():
             raise Wrong(f"{what}: it returned the old tensor", "bias + change is a new one.",
@@ -276,5 +301,5 @@ def bias_cases(rng, generator) -> list[BiasCase]:
              ("experts without a copy", uneven),
              ("a mean between two counts", torch.tensor([mean, mean, mean + 1])),
              ("equal counts", torch.full((5,), mean))]
-    return [BiasCase(name, 0.1 * torch.randn(len(counts), generator=generator), counts, speed)
+    return [BiasCase(name, torch.randn(len(counts), generator=generator), counts, speed)
             for name, counts in cases]

@@ -223,8 +223,8 @@ BIAS_RULES = [
     OtherRule("zero_counts_left", _moved(lambda case: _signs(case) * (case.counts > 0)),
               "an expert without a copy keeps its bias", "It has fewer than the mean."),
     OtherRule("mean_rounded", _moved(lambda case: _missing(
-        case, case.counts.sum() // len(case.counts)).sign()), "the mean is rounded down",
-        "Convert the counts to float first."),
+        case, case.counts.sum() // len(case.counts)).sign()),
+        "the mean is rounded to a whole number", "Convert the counts to float first."),
     OtherRule("median", _moved(lambda case: _missing(case, case.counts.float().median()).sign()),
               "counts are compared with the median", "Compare them with the mean."),
     OtherRule("changes_equal_counts", _with_equal(1.0),

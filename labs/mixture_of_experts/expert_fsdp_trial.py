@@ -3,7 +3,7 @@ beside the reference, and its shards, collectives and resident bytes are judged.
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from labs.checks.explanations import TrainingMistake
 from labs.checks.invariants import ResidentBytes, judge_resident_bytes
 from labs.checks.mistakes import NOT_UPDATED
-from labs.checks.on_ranks import module_and_optimizer, raise_on_all_ranks
+from labs.checks.on_ranks import module_and_optimizer, raise_on_all_ranks, torchs_own_refused
 from labs.checks.reference import Reference, Step, Tensors
 from labs.checks.training import Hints, train_and_compare
 from labs.checks.verdicts import Wrong
@@ -104,7 +104,8 @@ def try_on_rank(expert_fsdp: Callable) -> float:
     meshes = Meshes.of(*shape)
     difference = _train(expert_fsdp, case, meshes)
     if dist.get_world_size() == min(TRIALS):  # bytes take long to record
-        _judge_memory(expert_fsdp, case, meshes)
+        # what is kept of one layer is kept of several
+        _judge_memory(expert_fsdp, replace(case, layers=1), meshes)
     return difference
 
 
@@ -113,7 +114,7 @@ def build(expert_fsdp: Callable, case: Case, meshes: Meshes,
     """Returns the strategy's (module, optimizer). Raises Wrong where `fully_shard` refused."""
     model = case.model() if model is None else model
     try:
-        with explained(model) as given:
+        with torchs_own_refused("DistributedDataParallel"), explained(model) as given:
             return module_and_optimizer(
                 lambda *args, **settings: expert_fsdp(*args, meshes.mesh, meshes.everyone,
                                                       **settings),
@@ -172,6 +173,10 @@ def _judge_shards(module, full, meshes):
             raise Wrong(f"{who}: parameter {name!r} of the model is missing", "The model keeps its "
                         "layers, and their names.", code="parameters_missing")
         is_expert, parameter = EXPERTS in name, found[name]
+        if parameter.requires_grad != want.requires_grad:
+            raise Wrong(f"{who}: parameter {name!r} is {'' if want.requires_grad else 'not '}to be "
+                        "trained, and requires_grad was changed", "Leave requires_grad as it is.",
+                        code="requires_grad_changed")
         if is_expert and len(parameter) != len(want):  # a right answer without EP shows later
             _judge_part(name, parameter, want, meshes, who)
         if not isinstance(parameter, DTensor):

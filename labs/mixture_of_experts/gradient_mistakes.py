@@ -1,6 +1,7 @@
 """Holds the gradients of exercise 9.4 to the reference's, and says over which ranks a wrong one was
 summed, and by what it was divided."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -217,7 +218,9 @@ def _named(kind, name, probe, probes, who) -> Wrong:
     sums = probe.sums(name)
     want = sums.total / layout.ranks
     ratio = (probe.found[name].norm() / want.norm()).item()
-    if largest_difference(probe.found[name], ratio * want) <= ratio * sums.tolerance:
+    # What was read before it was written may be so large that its norm overflows.
+    if ratio < math.inf and largest_difference(
+            probe.found[name], ratio * want) <= ratio * sums.tolerance:
         return Wrong(f"{where}{ratio:.3g} times the reference's", _FACTOR, code="wrong_divisor")
     return Wrong(f"{where}not the reference's, and no multiple of it",
                  "It is neither a sum nor a mean over these ranks.", code=UNEXPLAINED)

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from labs.checks.generator import new_generator
-from labs.checks.inputs import UnchangedInputs
+from labs.checks.inputs import UnchangedInputs, require_dense
 from labs.checks.numbers import require_signature
 from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.meters.metrics import Metric
@@ -147,6 +147,7 @@ def _require_mask(returned, case) -> torch.Tensor:
     if not isinstance(returned, torch.Tensor) or returned.shape != case.chosen.shape:
         raise Wrong(f"{case.name}: it returned {kind_of(returned)}, not a tensor of the shape of "
                     "`chosen`", "Return one bool for each copy: (tokens, k).", code="wrong_shape")
+    require_dense(returned, f"{case.name}: it")
     if returned.dtype != torch.bool:
         raise Wrong(f"{case.name}: it returned {returned.dtype}, not bools",
                     "A comparison (<) returns bools.", code="wrong_dtype")
@@ -198,7 +199,9 @@ def random_cases() -> list[Case]:
         Case("chosen is not contiguous", choose(tokens, experts, 2).t().contiguous().t(), experts,
              tokens // 3),
         # as many as a rank has; an unstable sort keeps the order of few
-        Case("many tokens", choose(2048, 16, 2), 16, 200)]
+        Case("many tokens", choose(2048, 16, 2), 16, 200),
+        # more than fp16 and bf16 can count one by one, 2,048 and 256
+        Case("many copies for one expert", choose(4096, 2, 1, pull=0.5), 2, 2501)]
     return cases
 
 

@@ -150,16 +150,16 @@ def test_the_answers_process_does_not_have_the_seed(sandbox, lessons, tmp_path):
     assert "ValueError: ''" in grade(sandbox, lessons, answer, tmp_path / "ada.ipynb").sentence
 
 
-# The quick ones of 02; all of them, by hand: scripts/grade solutions --out all.csv.
+# The quick ones of 02 and 09; all of them, by hand: scripts/grade solutions --out all.csv.
 @pytest.mark.slow
 @needs_namespaces
 def test_the_solutions_pass(sandbox, lessons):
     found = {}
-    for name in ("01_memory_math", "02_manual_ddp"):
+    for name in ("01_memory_math", "02_manual_ddp", "09_mixture_of_experts"):
         one = looked_at(ROOT / "solutions" / f"{name}.ipynb", lessons)
         found |= {each.number: grade_one(sandbox, one, each) for each in one.lesson.exercises
                   if each.number in judged_apart.EXERCISES}
-    assert len(found) == 11
+    assert len(found) == 14
     assert {number: one for number, one in found.items() if one.outcome != PASSED} == {}
 
 

@@ -101,6 +101,15 @@ class Wrong:
                 parameter.grad = torch.zeros_like(parameter)
         right(model, replicas)
 
+    def unfreezes(model, replicas):
+        right(model, replicas)
+        model.requires_grad_(True)
+
+    def overflows(model, replicas):
+        """As memory that was never written may."""
+        for _, parameter in with_gradients(model):
+            parameter.grad.fill_(3e38)
+
     def gradients_removed(model, replicas):
         right(model, replicas)
         for name, parameter in model.named_parameters():
@@ -166,6 +175,8 @@ WRONG = [
     (Wrong.parameters_averaged, "changes_parameters"),
     (Wrong.only_on_rank_0, "not_summed|wrong_gradient|wrong_divisor"),
     (Wrong.frozen_too, "frozen_parameter"),
+    (Wrong.unfreezes, "changes_parameters"),
+    (Wrong.overflows, "wrong_gradient"),
     (Wrong.gradients_removed, "gradient_missing"),
     (Wrong.not_awaited, "never_waited"),
     (Wrong.everything_gathered, "too_much_sent"),

@@ -93,6 +93,15 @@ class Loss:
         return logits.float().logsumexp(-1).square().mean()
 
 
+    def softmax_in_bf16(logits, chosen):
+        return logits.shape[1] * (right_f(logits, chosen) * logits.softmax(-1).mean(0)).sum()
+
+    def calls_backward(logits, chosen):
+        loss = LOSS(logits, chosen)
+        loss.backward(retain_graph=True)
+        return loss
+
+
 WRONG_LOSS = named(
     nothing=(Loss.nothing, "not_a_number"),
     zero=(Loss.zero, "wrong_number"),
@@ -107,6 +116,8 @@ WRONG_LOSS = named(
     of_experts_in_use=(Loss.of_experts_in_use, "experts_in_use"),
     variation=(Loss.variation, "variation"),
     z_loss=(Loss.z_loss, "z_loss"),
+    softmax_in_bf16=(Loss.softmax_in_bf16, "wrong_number bf16"),
+    calls_backward=(Loss.calls_backward, "calls_backward"),
     f_from_probabilities=(loss_of(right_p, right_p), "f_from_probabilities"),
     squared_shares=(loss_of(right_f, right_f), "squared_shares"),
     no_experts=(loss_of(right_f, right_p, 1), "not_times_experts"),
@@ -145,6 +156,16 @@ class RightLoss:
         p = F.softmax(logits.float(), dim=1)
         return sum(logits.shape[1] * (chosen == i).float().mean() * p[:, i].mean()
                    for i in range(logits.shape[1]))
+
+
+    def by_gathering(logits, chosen):
+        """Where all experts are chosen its gradient is another rounding of zero."""
+        return logits.shape[1] * softmax(logits).mean(0)[chosen].mean()
+
+    def in_double(logits, chosen):
+        f = chosen.flatten().bincount(minlength=logits.shape[1]).double() / chosen.numel()
+        return logits.shape[1] * torch.einsum("e,te->", f, logits.double().softmax(-1)) / len(
+            logits)
 
 
 def route_by(choose, weigh=softmax, normalised=True):
@@ -217,6 +238,23 @@ class Route:
         return torch.where(weights < 0.3, 0.3, weights), chosen
 
 
+    def shifts_in_place(logits, bias, k):
+        logits.data -= logits.data.amax(1, keepdim=True)  # softmax is the same
+        return ROUTE(logits, bias, k)
+
+    def trains_the_bias(logits, bias, k):
+        bias.requires_grad_()
+        return ROUTE(logits, bias, k)
+
+    def sparse(logits, bias, k):
+        weights, chosen = ROUTE(logits, bias, k)
+        return weights.to_sparse(), chosen
+
+    def counted_from_the_end(logits, bias, k):
+        weights, chosen = ROUTE(logits, bias, k)
+        return weights, chosen - logits.shape[1]
+
+
 WRONG_ROUTE = named(
     nothing=(Route.nothing, "wrong_count"),
     only_weights=(Route.only_weights, "wrong_count"),
@@ -239,6 +277,10 @@ WRONG_ROUTE = named(
     one_expert=(Route.one_expert, "wrong_choice"),
     over_tokens=(Route.over_tokens, "wrong_shape"),
     changes_the_bias=(Route.changes_the_bias, "changes_input"),
+    shifts_in_place=(Route.shifts_in_place, "changes_input logits"),
+    trains_the_bias=(Route.trains_the_bias, "bias_gets_gradient"),
+    sparse=(Route.sparse, "not_dense sparse"),
+    counted_from_the_end=(Route.counted_from_the_end, "wrong_choice no expert's"),
     threshold=(Route.threshold, "wrong_weights"))
 
 
@@ -309,6 +351,13 @@ class Bias:
         return BIAS(bias.double(), counts, speed)
 
 
+    def a_parameter(bias, counts, speed):
+        return torch.nn.Parameter(BIAS(bias, counts, speed))
+
+    def clamped(bias, counts, speed):
+        return BIAS(bias, counts, speed).clamp(-0.5, 0.5)
+
+
 WRONG_BIAS = named(
     nothing=(Bias.nothing, "wrong_shape"),
     the_same=(Bias.the_same, "unchanged"),
@@ -322,6 +371,10 @@ WRONG_BIAS = named(
     used_experts=(Bias.used_experts, "mean_of_used_experts"),
     zero_counts=(bias_by(lambda counts, speed: speed * signs(counts) * (counts > 0)),
                  "zero_counts_left"),
+    a_parameter=(Bias.a_parameter, "bias_gets_gradient"),
+    clamped=(Bias.clamped, "wrong_bias"),
+    nearest_mean=(bias_by(lambda counts, speed: speed * torch.sign(counts.mean().round() - counts)),
+                  "mean_rounded|wrong_bias"),
     whole_mean=(Bias.whole_mean, "mean_rounded"),
     median=(bias_by(lambda counts, speed: speed * torch.sign(counts.median() - counts)),
             "median"),
@@ -373,7 +426,8 @@ def test_a_wrong_bias(answer, expected):
     (LOSS, ROUTE, BIAS),
     (RightLoss.by_one_hot, RightRoute.softmax_of_the_chosen, RightBias.by_where),
     (RightLoss.by_scatter, RightRoute.in_another_order, RightBias.by_whole_numbers),
-    (RightLoss.expert_by_expert, RightRoute.bias_taken_off_again, RightBias.expert_by_expert)])
+    (RightLoss.expert_by_expert, RightRoute.bias_taken_off_again, RightBias.expert_by_expert),
+    (RightLoss.by_gathering, ROUTE, BIAS), (RightLoss.in_double, ROUTE, BIAS)])
 def test_right(answers):
     for _ in range(5):  # other cases each time
         verdict = lab.check_balance(*answers)

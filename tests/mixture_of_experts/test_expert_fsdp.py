@@ -147,6 +147,15 @@ def divided_again(model, optimizer_class, mesh, everyone, **settings):
     return module, optimizer
 
 
+def in_torchs_ddp(model, *arguments, **settings):
+    module, optimizer = right.expert_fsdp(model, *arguments, **settings)
+    return torch.nn.parallel.DistributedDataParallel(module), optimizer
+
+
+def unfreezes(model, *arguments, **settings):
+    return right.expert_fsdp(model.requires_grad_(True), *arguments, **settings)
+
+
 def swapped(model, optimizer_class, mesh, everyone, **settings):
     def divide(self, block):
         block.mlp = Layer(block.mlp, mesh["replicate"].get_group())
@@ -159,6 +168,16 @@ def scale_experts(model, factor):
     for name, parameter in model.named_parameters():
         if ".experts." in name:
             parameter.grad /= factor
+
+
+def shared_over_replicas(model, optimizer_class, mesh, everyone, **settings):
+    def experts(self, own):
+        Answer.experts(self, own)
+        for block in model.layers:
+            if block.mlp.experts is own:
+                fully_shard(block.mlp.shared_experts, mesh=self.mesh["replicate"])
+
+    return answer(experts=experts)(model, optimizer_class, mesh, everyone, **settings)
 
 
 def over_replicas(self, block):
@@ -198,6 +217,8 @@ WRONG = [
     (torchs_own, "optimizer_class_ignored"),
     (keeps_a_copy, "memory_too_high"),
     (divided_again, "mean_twice"),
+    (in_torchs_ddp, "ready_made DistributedDataParallel"),
+    (unfreezes, "requires_grad_changed 'places.weight'"),
 ]
 
 
@@ -237,7 +258,7 @@ def test_answers_on_2_by_2_ranks():
 
 def test_answers_on_4_by_2_ranks():
     wrong = [(divided_by(lambda self: self.mesh["expert"].size()), "divided_by_expert_ranks"),
-             (swapped, "dimensions_swapped")]
+             (swapped, "dimensions_swapped"), (shared_over_replicas, "rest_over_replicas")]
     judge_all(lab.check_expert_fsdp, wrong, [right.expert_fsdp], ranks=8)
 
 

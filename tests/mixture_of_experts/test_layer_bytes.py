@@ -66,7 +66,20 @@ def rows_over_all_ranks(parameters, hidden, k, tokens, ranks, expert):
             8 * k * tokens * hidden * (ranks - 1) / ranks)
 
 
+def nothing_without_groups(*given):
+    return right(*given) if room.Layer(*given).expert > 1 else (0, 0)
+
+
+def sent_without_groups(*given):
+    layer = room.Layer(*given)
+    rows = 8 * layer.k * layer.tokens * layer.hidden
+    return (right(*given)[0], rows) if layer.expert == 1 else right(*given)
+
+
 WRONG = named(
+    # no known mistake is named that an earlier case contradicts
+    nothing_without_groups=(nothing_without_groups, "wrong_number"),
+    sent_without_groups=(sent_without_groups, "always_sent"),
     arguments=(lambda *given: given[:2], "wrong_number"),
     zeros=(lambda *given: (0, 0), "wrong_number"),
     nothing=(lambda *given: None, "wrong_count"),

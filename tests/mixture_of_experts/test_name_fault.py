@@ -84,6 +84,11 @@ class Wrong:
         name = solution(one, three)
         return "weights_detached" if name == "router_partial" else name
 
+    def growth_by_the_cosine(one, three):
+        """Micro-batches that are alike leave it at 1."""
+        name = solution(one, three)
+        return None if name == "summed_each_time" and three["experts"][1] > 0.99 else name
+
     def changes_its_input(one, three):
         found = solution(one, three)
         one.pop("rest")
@@ -102,6 +107,7 @@ WRONG = [
     (Wrong.a_small_tolerance, "healthy_named|wrong_fault"),
     (Wrong.router_last, "router_last"), (Wrong.factor_2, "fault_missed|only_factor_2"),
     (Wrong.a_quarter, "fault_missed"), (Wrong.partial_is_detached, "wrong_fault"),
+    (Wrong.growth_by_the_cosine, "fault_missed"),
     (Wrong.changes_its_input, "changes_input"), (Wrong.takes_one, "wrong_signature")]
 
 

@@ -108,6 +108,15 @@ class Wrong:
         return right(chosen.view(-1, 1), experts, capacity).view(chosen.shape)
 
 
+    def counts_in(dtype):
+        """An answer that counts in numbers that round."""
+        def answer(chosen, experts, capacity):
+            one_hot = F.one_hot(chosen.flatten(), experts).to(dtype)
+            places = ((one_hot.cumsum(0) - one_hot) * one_hot).sum(1)
+            return (places < capacity).view(chosen.shape)
+        return answer
+
+
 WRONG = named(
     nothing=(Wrong.nothing, "wrong_shape"),
     its_argument=(Wrong.its_argument, "wrong_dtype"),
@@ -132,6 +141,9 @@ WRONG = named(
     half_the_capacity=(Wrong.half_the_capacity, "room_left"),
     twice_the_capacity=(Wrong.twice_the_capacity, "beyond_capacity"),
     sorts_in_place=(Wrong.sorts_in_place, "changes_input"),
+    in_bf16=(Wrong.counts_in(torch.bfloat16), "beyond_capacity|room_left"),
+    in_fp16=(Wrong.counts_in(torch.float16), "beyond_capacity|room_left"),
+    sparse=(lambda *given: right(*given).to_sparse(), "not_dense sparse"),
     viewed=(Wrong.viewed, "raised_RuntimeError"))
 
 
