@@ -1301,7 +1301,7 @@ def efficiency(ranks, throughput, alone):
 # An example, made up for this exercise: a release note promises a figure that it calls an efficiency.
 
 # %%
-note = lab.release_note()
+note = lab.show_release_note()
 note
 
 # %% [markdown]

@@ -3,7 +3,7 @@
 #
 # | In short | This notebook |
 # |:--|:--|
-# | **Time** | 225 minutes in two sittings (110 + 115), 115 more for optional parts |
+# | **Time** | 225 minutes in two sittings (110 + 115), 120 more for optional parts |
 # | **Needs** | any machine with 2 cores; no GPU |
 #
 # In a mixture of experts a token uses only some of a layer's parameters. Here you write such a layer,

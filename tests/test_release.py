@@ -121,7 +121,7 @@ def test_its_commands_answer_and_work_is_filled(made, tmp_path):
 def test_each_variant_has_its_own_numbers(made):
     code = ("from labs.training import data\nfrom labs.checks.generator import new_generator\n"
             "print(data.windows(1, 8).tolist(), new_generator().random())\n"
-            "from labs.scaling import release_note\nprint(release_note())")
+            "from labs.scaling import show_release_note\nprint(show_release_note())")
     folder, _ = made
     assert (folder / archive.VARIANT).read_text() == "autumn\n"
     found = [in_archive(place, code, WORKBOOK_SEED="1") for place in (folder, folder, ROOT)]

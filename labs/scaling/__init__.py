@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from labs.scaling.attribute_overhead import check_attribute_overhead
     from labs.scaling.efficiency import check_efficiency, show_scaling
     from labs.scaling.lost_time_runs import record_lost_time, show_lost_time
-    from labs.scaling.release_notes import release_note
+    from labs.scaling.release_notes import show_release_note
     # isort: split
     # part 3: two hosts
     from labs.scaling.choose_strategy import check_choose_strategy, show_choice

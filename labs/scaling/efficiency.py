@@ -18,7 +18,7 @@ from labs.checks.verdicts import Wrong, check, shows
 from labs.meters.metrics import Metric
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
-from labs.scaling.release_notes import release_note
+from labs.scaling.release_notes import show_release_note
 from labs.scaling.scaling_runs import BYTES, Scaling, efficiencies, measure_scaling
 from labs.words import counted
 from labs.workers import devices
@@ -37,7 +37,7 @@ def check_efficiency(efficiency: Callable, claimed):
                      _causes(ranks, throughput, alone), f"{counted(ranks, 'rank')} with "
                      f"{throughput:,.10g} tokens/s, one alone with {alone:,.10g}: the efficiency",
                      "", _RULE)
-    note = release_note()
+    note = show_release_note()
     _judge_claim(claimed, note)
     return ("right for 1 to 1,024 ranks; the promised figure is a speed-up, and its "
             f"efficiency {note.lowest / note.gpus:.0%} to {note.highest / note.gpus:.0%}")

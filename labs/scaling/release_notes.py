@@ -24,6 +24,6 @@ NOTES = (ReleaseNote(2, 1.5, 1.7), ReleaseNote(2, 1.3, 1.6), ReleaseNote(4, 2.5,
          ReleaseNote(4, 2.9, 3.5), ReleaseNote(8, 5.4, 6.2), ReleaseNote(8, 4.6, 7.1))
 
 
-def release_note() -> ReleaseNote:
+def show_release_note() -> ReleaseNote:
     """The note of exercise 6.3; another one in a variant of the workbook."""
     return variant.choice(NOTES)

@@ -89,7 +89,7 @@ def answer_to(note):
 @pytest.mark.parametrize("note", NOTES, ids=str)
 def test_each_variants_note_has_one_right_answer(note, monkeypatch):
     """And the answer to another note, or a misreading of this one, is wrong."""
-    monkeypatch.setattr("labs.scaling.efficiency.release_note", lambda: note)
+    monkeypatch.setattr("labs.scaling.efficiency.show_release_note", lambda: note)
     assert 1 < note.lowest < note.highest < note.gpus
     verdict = lab.check_efficiency(efficiency, answer_to(note))
     assert verdict.passed is True, str(verdict)
@@ -105,7 +105,7 @@ def test_each_variants_note_has_one_right_answer(note, monkeypatch):
 def test_a_variant_chooses_the_note(monkeypatch):
     def of(name):
         monkeypatch.setattr(variant, "name", lambda: name)
-        return lab.release_note()
+        return lab.show_release_note()
 
     assert of("") == NOTES[0] and repr(of("")) == "1.5–1.7× scaling efficiency on 2 GPUs"
     assert {of(f"class-{number}") for number in range(60)} == set(NOTES[1:])
