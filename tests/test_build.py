@@ -396,8 +396,8 @@ def test_a_problem_in_a_script_names_the_scripts_line(tree):
     (root / "solutions" / "scripts" / "train.py").write_text(longer)
     assert "solutions/scripts/train.py:8: " in only_problem(root)
     assert only_problem(root).endswith("23 lines; a gap in a script has at most 20.")
-    (root / "solutions" / "scripts" / "train.py").write_text(SCRIPT + 100 * "x = 1\n")
-    assert "a script's cell has at most 100" in only_problem(root)
+    (root / "solutions" / "scripts" / "train.py").write_text(SCRIPT + 140 * "x = 1\n")
+    assert "a script's cell has at most 135" in only_problem(root)
 
 
 def test_a_script_that_is_not_there(tree):

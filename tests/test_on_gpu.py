@@ -144,9 +144,9 @@ def test_the_parts_exist():
         assert target.with_suffix(".py").exists(), part.name
     *first, last = parts.PARTS
     without_last = sum(part.seconds for part in first)
-    assert round(without_last / 60) == 44 and round((without_last + last.seconds) / 60) == 54
+    assert round(without_last / 60) == 46 and round((without_last + last.seconds) / 60) == 56
     said = on_gpu("--help").stdout
-    assert "with the solutions about 44 on 8 A100, with the last\none 54" in said
+    assert "with the solutions about 46 on 8 A100, with the last\none 56" in said
 
 
 @pytest.mark.parametrize("solution", sorted((ROOT / "solutions").glob("[0-9]*.py")),

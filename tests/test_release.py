@@ -110,11 +110,11 @@ def test_its_commands_answer_and_work_is_filled(made, tmp_path):
         assert done.returncode == 0 and "sage: " in done.stdout, (name, done.stderr)
     subprocess.run([folder / "scripts" / "work", "--to", tmp_path / "work"], check=True,
                    capture_output=True)
-    assert len(list((tmp_path / "work").glob("*.ipynb"))) == 12
+    assert len(list((tmp_path / "work").glob("*.ipynb"))) == 13
     said = in_archive(folder, "import _preflight.table, _plan.asked, _setup\n"
                       "from _preflight import notebooks\nprint(notebooks.running().value)",
                       PYTHONPATH=f"{folder}:{folder / 'scripts'}")
-    assert said.startswith("12 notebooks; how long they take")
+    assert said.startswith("13 notebooks; how long they take")
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from _grade import files, judged_apart, look, static_look
 from _grade.lessons import Exercise, Lesson
 from _grade.outcomes import BROKEN, NOT_ALLOWED, PASSED, TIMED_OUT, Graded
 
-# Of the bytes of our solution. tests/grade/test_evidence.py has what was measured.
+# Of the bytes of our solution. tests/grade/test_sent_bytes.py has what was measured.
 SHARE = 0.4
 _SAY_SOMETHING = (PASSED, TIMED_OUT, BROKEN)  # of the machine, too: does our own answer pass here?
 

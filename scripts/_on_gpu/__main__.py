@@ -23,8 +23,8 @@ transformers, matplotlib, cloudpickle, psutil and tqdm. The tests need pytest, t
 installed or downloaded.
 
 parts, the most valuable first; one that no longer fits into the minutes is skipped. Up to
-bench-memory they take 6.5 minutes on an H200; with the solutions about 44 on 8 A100, with the last
-one 54: an estimate.
+bench-memory they take 6.5 minutes on an H200; with the solutions about 46 on 8 A100, with the last
+one 56: an estimate.
 """
 
 

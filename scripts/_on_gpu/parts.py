@@ -46,7 +46,7 @@ PARTS = (
     _solution("05_fsdp_profiling", 180), _solution("06_scaling", 280),
     _solution("07a_tensor_parallel", 105), _solution("07b_pipeline_parallel", 90),
     _solution("07c_sharding_in_jax", 30), _solution("07d_sharded_muon", 15),
-    _solution("08_surviving_failure", 240),
+    _solution("08_surviving_failure", 240), _solution("09_mixture_of_experts", 90),
     _part("long-gpu-tests", "the tests marked gpu that take minutes: every check of every solution",
           ["-m", "_on_gpu.gpu_tests", "{out}/long_gpu_tests.xml", "--long"], 600, ["pytest"],
           ["--small"]),

@@ -34,4 +34,4 @@ c.JupyterHub.load_roles = [{
     "scopes": ["list:users", "read:users:activity", "read:servers", "delete:servers"]}]
 c.JupyterHub.services = [{
     "name": "idle-culler",
-    "command": [sys.executable, "-m", "jupyterhub_idle_culler", f"--timeout={IDLE}"]}]
+    "command": [sys.executable, "-P", "-m", "jupyterhub_idle_culler", f"--timeout={IDLE}"]}]

@@ -96,7 +96,7 @@ def test_moodle_goes_by_no_column_that_php_takes_for_empty():
 
 def test_the_notebooks_titles_are_assignments_to_canvas():
     titles = lessons.titles(ROOT).values()
-    assert len(titles) == len(set(titles)) == 12
+    assert len(titles) == len(set(titles)) == 13
     for title in titles:
         assert not re.search(NO_ASSIGNMENT, title) and not re.search(r"\(\d+\)$", title)
         assert title == title.strip() and len(title) < 255
