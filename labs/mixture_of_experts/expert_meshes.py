@@ -1,5 +1,6 @@
 """The meshes of exercise 9.8, and whether each parameter is sharded over the right ranks."""
 
+import functools
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -21,8 +22,10 @@ class Meshes:
     everyone: DeviceMesh
 
     @classmethod
+    @functools.cache  # each group of gloo keeps threads that wake a hundred times a second
     def of(cls, *sizes: int) -> "Meshes":
-        """On a rank. sizes: of "replicate", which may be left out, "shard" and "expert"."""
+        """On a rank, the same ones each time. sizes: of "replicate", which may be left out, "shard"
+        and "expert"."""
         *replicate, shard, expert = sizes
         device, names = devices.device().type, ("replicate",) * len(replicate)
         return cls(init_device_mesh(device, sizes, mesh_dim_names=(*names, "shard", "expert")),
