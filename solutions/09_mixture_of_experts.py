@@ -755,7 +755,7 @@ lab.check_expert_fsdp(expert_fsdp)
 # decides: first what is inside.
 #
 # The gradient of an expert is right if the sum over the ranks that have it is divided by the number of *all*
-# ranks: `everyone.size()`. (With one such rank PyTorch 2.13 divides by it twice.)
+# ranks: `everyone.size()`. (Where "shard" has one rank, PyTorch 2.11 to 2.13 divides by it twice.)
 #
 # FSDP shards the first dimension, so here each rank gets some of the experts. With fewer experts than ranks
 # it pads: one expert on two ranks takes the bytes of two. `shard_placement_fn` chooses another dimension.

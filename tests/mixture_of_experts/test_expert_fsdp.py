@@ -359,10 +359,9 @@ def ratio_of_gradients(*sizes):
     return found
 
 
-def test_torch_divides_twice_where_an_expert_has_one_replica():
-    """Why two ranks or more of the exercise's mesh have the same experts. In torch 2.13
-    foreach_reduce copies the input divided by the factor, and then divides by it
-    (_fsdp_collectives.py)."""
+def test_torch_divides_twice_where_an_expert_has_one_shard():
+    """Why the exercise's "shard" has two ranks or more. In torch 2.11 to 2.13 foreach_reduce copies
+    the input divided by the factor, and then divides by it (_fsdp_collectives.py)."""
     by_rank = launch(ratio_of_gradients, 1, 2, ranks=2, quiet=True)
     if by_rank[0][0] == pytest.approx(1, rel=1e-4):
         pytest.skip("this torch divides once: remove the sentence of 9.8's hint")
