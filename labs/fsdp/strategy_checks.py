@@ -3,7 +3,7 @@ comparison with the reference, and what one step of a strategy holds and sends."
 
 import contextlib
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
@@ -178,7 +178,7 @@ def compare_with_reference(strategy: Callable) -> float:
 
     def parameters_of(module):
         raise_on_all_ranks(_judge_shapes, module, reference.model)
-        raise_on_all_ranks(_judge_resharded, module, sharded)
+        raise_on_all_ranks(judge_resharded, module, sharded)
         return whole_parameters(module)
 
     return train_and_compare(
@@ -204,7 +204,8 @@ def _judge_shapes(module, reference):
                         code="wrong_shape")
 
 
-def _judge_resharded(module, sharded):
+def judge_resharded(module: nn.Module, sharded: Collection[str]) -> None:
+    """After a step: raises Wrong where a parameter of these names is no shard any more."""
     # Backward frees every unit. The optimizer updates the shards, so with a unit that stays
     # gathered the next forward would compute with the old numbers.
     for name, parameter in named_parameters(module).items():
