@@ -71,12 +71,17 @@ def build(strategy: Callable, model, **settings) -> ModuleAndOptimizer:
 def judge_built(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """On all ranks, after the strategy: raises Wrong where the ranks have other units, or where the
     optimizer or the module is not what the caller asked for."""
+    judge_same_units(module)
+    raise_on_all_ranks(_judge_module, module)
+    raise_on_all_ranks(judge_optimizer, module, optimizer, SETTINGS)
+
+
+def judge_same_units(module: nn.Module) -> None:
+    """On all ranks, after the strategy: raises Wrong where the ranks have other units."""
     units = [None] * dist.get_world_size()
     dist.all_gather_object(units, [name for name, one in module.named_modules()
                                    if isinstance(one, FSDPModule)])
     raise_on_all_ranks(_judge_same_units, units)
-    raise_on_all_ranks(_judge_module, module)
-    raise_on_all_ranks(judge_optimizer, module, optimizer, SETTINGS)
 
 
 def _judge_same_units(units):
@@ -84,7 +89,8 @@ def _judge_same_units(units):
     for rank, names in enumerate(units):
         if other := sorted(set(names) ^ set(units[0])):
             has, lacks = (0, rank) if other[0] in units[0] else (rank, 0)
-            raise Wrong(f"{other[0]!r} is a unit on rank {has} and none on rank {lacks}: their "
+            name = repr(other[0]) if other[0] else "the model"
+            raise Wrong(f"{name} is a unit on rank {has} and none on rank {lacks}: their "
                         "collectives cannot match", "Every rank shards the same modules.",
                         code="other_units_by_rank")
 

@@ -17,7 +17,7 @@ from labs.checks.on_ranks import module_and_optimizer, raise_on_all_ranks, torch
 from labs.checks.reference import Reference, Step, Tensors
 from labs.checks.training import Hints, train_and_compare
 from labs.checks.verdicts import Wrong
-from labs.fsdp.strategy_checks import judge_optimizer, judge_resharded
+from labs.fsdp.strategy_checks import judge_optimizer, judge_resharded, judge_same_units
 from labs.fsdp.unit_errors import explained
 from labs.meters.traffic import Traffic
 from labs.mixture_of_experts.expert_meshes import (
@@ -117,6 +117,7 @@ def _train(expert_fsdp, case, meshes) -> float:
     model = case.model()
     reference = Reference(model, case.optimizer_of)
     module, optimizer = raise_on_all_ranks(build, expert_fsdp, case, meshes, model)
+    judge_same_units(module)
     raise_on_all_ranks(judge_shards, module, reference.model, meshes)
     raise_on_all_ranks(judge_optimizer, module, optimizer, dict(case.settings), case.kind)
     group = meshes.mesh["expert"].get_group()
@@ -187,13 +188,16 @@ def _mistakes(meshes) -> tuple[TrainingMistake, ...]:
             {name: value for name, value in reference.otherwise(scale=scale).items()
              if (EXPERTS in name) == is_expert}])
 
+    by_default = ("By default FSDP divides by the number of ranks: only the experts' unit needs a "
+                  "factor.")
     total = f"updated with the sum of the gradients, {ranks} times too large"
     return (NOT_UPDATED.with_hint(f"The optimizer has it, but no gradient came. {_REDUCED}"),
             scaled("averaged_over_replicas", f"updated with gradients averaged over {same} "
                    f"ranks, {expert} times too large", expert),
             scaled("sum_not_mean", total, ranks),
-            scaled("sum_not_mean", total, ranks, "By default FSDP divides by the number of ranks: "
-                   "only the experts' unit needs a factor.", is_expert=False),
+            scaled("sum_not_mean", total, ranks, by_default, is_expert=False),
+            *(scaled("wrong_divisor", f"updated with gradients {number} times too large", number,
+                     by_default, is_expert=False) for number in (expert, same)),
             scaled("divided_by_expert_ranks", f"updated with a sum divided by {expert}, "
                    f"{same} times too large", same),
             *(scaled("mean_twice", f"updated with the mean divided by {number} once more",
@@ -218,7 +222,8 @@ def _judge_gathered(traffic, full, meshes):
                     f"rank's 1/{meshes.expert} of its experts has {block:,}, what is in no block "
                     f"{root:,}",
                     "Replace every block.mlp by an ExpertParallelLayer, so that FSDP gathers "
-                    "only a part of the experts, and make each block a unit.", code="gathered_too_much")
+                    "only a part of the experts, and make each block a unit.",
+                    code="gathered_too_much")
 
 
 def _judge_memory(expert_fsdp, case, meshes):

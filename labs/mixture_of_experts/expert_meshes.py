@@ -58,7 +58,7 @@ def judge_shards(module, full, meshes):
         _judge_groups(module, meshes, who)
     if added := sorted(found.keys() - dict(full.named_parameters()).keys()):
         raise Wrong(f"{who}: the model has a parameter more, {added[0]!r}",
-                    "An ExpertParallelLayer takes the place of block.mlp, and nothing else of the old layer is kept.",
+                    "An ExpertParallelLayer replaces block.mlp, of which nothing is kept.",
                     code="parameters_added")
     for name, want in full.named_parameters():
         if name not in found:
@@ -101,7 +101,8 @@ def _judge_groups(module, meshes, who):
             raise Wrong(f"{who}: layers.{number}.mlp divides its experts over ranks {ranks}; "
                         f"mesh[\"expert\"] has {want}",
                         'ExpertParallelLayer(block.mlp, mesh["expert"].get_group()); the ranks '
-                        "along all other dimensions have the same experts.", code="other_expert_ranks")
+                        "along all other dimensions have the same experts.",
+                        code="other_expert_ranks")
 
 
 def judge_start(found, full):
