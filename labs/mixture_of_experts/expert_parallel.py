@@ -42,8 +42,8 @@ HINTS = {
     "'NoneType' object is not subscriptable": "Does `compute` return its outputs?",
     "in->size % context->size": "The counts are of all experts, so every rank has the complete "
     "router.",
-    "Number of tensor splits": "There is one split for each rank of the group: counts.sum(1), "
-    "theirs.sum(1). And `group` is passed on to every collective.",
+    "Number of tensor splits": "Pass `group` on to every collective: it has a split for each of "
+    "its ranks, as counts.sum(1) and theirs.sum(1) do.",
     "which expects": "Each rank learns from `theirs` how many rows come from every other one: "
     "`receive` are its sums, `send` those of `counts`. In AllToAll the output has sum(receive) "
     "rows, and `receive` comes before `send`.",
