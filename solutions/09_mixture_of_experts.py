@@ -723,7 +723,7 @@ lab.show_dropped(within_capacity)
 # | 4 | shard 2, expert 2 | shard 4 |
 # | 8, HSDP (6.7) | replicate 2, shard 2, expert 2 | replicate 2, shard 4 |
 #
-# Replace each `block.mlp` by an `ExpertParallelLayer`; shard its experts, then the block, then the model.
+# Replace each block's `mlp` by an `ExpertParallelLayer`; shard its `experts`, then the block, then the model.
 # Create the optimizer last.
 
 # %%
@@ -749,7 +749,8 @@ lab.check_expert_fsdp(expert_fsdp)
 # <details><summary>Hint</summary>
 #
 # Which ranks have the same experts? Those along all dimensions of `mesh` but "expert":
-# `mesh["replicate", "shard"]`, or for any mesh `mesh[mesh.mesh_dim_names[:-1]]`.
+# `mesh["replicate", "shard"]`, or for any mesh `mesh[mesh.mesh_dim_names[:-1]]`. Of two dimensions FSDP
+# shards over the last, and all-reduces over the first.
 #
 # `fully_shard` on a module takes all its parameters that no earlier call has taken. So the order
 # decides: first what is inside.
@@ -757,8 +758,8 @@ lab.check_expert_fsdp(expert_fsdp)
 # The gradient of an expert is right if the sum over the ranks that have it is divided by the number of *all*
 # ranks: `everyone.size()`. (Where "shard" has one rank, PyTorch 2.11 to 2.13 divides by it twice.)
 #
-# FSDP shards the first dimension, so here each rank gets some of the experts. With fewer experts than ranks
-# it pads: one expert on two ranks takes the bytes of two. `shard_placement_fn` chooses another dimension.
+# FSDP shards a parameter's first dimension, here the experts. One expert on two ranks takes the bytes of
+# two: it pads. `shard_placement_fn` chooses another dimension.
 #
 # </details>
 

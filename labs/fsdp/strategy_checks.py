@@ -3,7 +3,7 @@ comparison with the reference, and what one step of a strategy holds and sends."
 
 import contextlib
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
@@ -71,12 +71,17 @@ def build(strategy: Callable, model, **settings) -> ModuleAndOptimizer:
 def judge_built(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """On all ranks, after the strategy: raises Wrong where the ranks have other units, or where the
     optimizer or the module is not what the caller asked for."""
+    judge_same_units(module)
+    raise_on_all_ranks(_judge_module, module)
+    raise_on_all_ranks(judge_optimizer, module, optimizer, SETTINGS)
+
+
+def judge_same_units(module: nn.Module) -> None:
+    """On all ranks, after the strategy: raises Wrong where the ranks have other units."""
     units = [None] * dist.get_world_size()
     dist.all_gather_object(units, [name for name, one in module.named_modules()
                                    if isinstance(one, FSDPModule)])
     raise_on_all_ranks(_judge_same_units, units)
-    raise_on_all_ranks(_judge_module, module)
-    raise_on_all_ranks(judge_optimizer, module, optimizer, SETTINGS)
 
 
 def _judge_same_units(units):
@@ -84,7 +89,8 @@ def _judge_same_units(units):
     for rank, names in enumerate(units):
         if other := sorted(set(names) ^ set(units[0])):
             has, lacks = (0, rank) if other[0] in units[0] else (rank, 0)
-            raise Wrong(f"{other[0]!r} is a unit on rank {has} and none on rank {lacks}: their "
+            name = repr(other[0]) if other[0] else "the model"
+            raise Wrong(f"{name} is a unit on rank {has} and none on rank {lacks}: their "
                         "collectives cannot match", "Every rank shards the same modules.",
                         code="other_units_by_rank")
 
@@ -178,7 +184,7 @@ def compare_with_reference(strategy: Callable) -> float:
 
     def parameters_of(module):
         raise_on_all_ranks(_judge_shapes, module, reference.model)
-        raise_on_all_ranks(_judge_resharded, module, sharded)
+        raise_on_all_ranks(judge_resharded, module, sharded)
         return whole_parameters(module)
 
     return train_and_compare(
@@ -204,7 +210,8 @@ def _judge_shapes(module, reference):
                         code="wrong_shape")
 
 
-def _judge_resharded(module, sharded):
+def judge_resharded(module: nn.Module, sharded: Collection[str]) -> None:
+    """After a step: raises Wrong where a parameter of these names is no shard any more."""
     # Backward frees every unit. The optimizer updates the shards, so with a unit that stays
     # gathered the next forward would compute with the old numbers.
     for name, parameter in named_parameters(module).items():

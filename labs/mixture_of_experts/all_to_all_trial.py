@@ -74,11 +74,12 @@ class AllToAllTrial:
     def judge(self, function) -> None:
         """Calls function.apply, and backward through it; raises Wrong on all ranks."""
         rows = self._rows(self.rank).requires_grad_()
+        given = rows.detach().clone()
         with Traffic() as forward, forward.marked_waits():
             y = function.apply(rows, self.receive, self.send, self.group)
             _read(y)
             forgotten = forward.never_waited_for()
-        raise_on_all_ranks(self._judge_forward, y, rows, forward, forgotten)
+        raise_on_all_ranks(self._judge_forward, y, rows, given, forward, forgotten)
         # A layer more, with other splits on another group: catches what is kept on the class.
         count = dist.get_world_size(self.other)
         function.apply(torch.ones(count, 2, device=devices.device(), requires_grad=True),
@@ -89,8 +90,12 @@ class AllToAllTrial:
             forgotten = backward.never_waited_for()
         raise_on_all_ranks(self._judge_backward, rows.grad, backward, forgotten)
 
-    def _judge_forward(self, y, rows, traffic, forgotten):
+    def _judge_forward(self, y, rows, given, traffic, forgotten):
         self._judge_waits(forgotten, "forward")
+        if not torch.equal(rows.detach(), given):
+            raise Wrong(f"{self.who}: forward changed the rows that it was given",
+                        "What arrives is a new tensor: rows.new_empty(sum(receive), ...).",
+                        code="rows_overwritten")
         mine = self.matrix.__getitem__
         self._compare(y, self._arrived(self._rows, mine), "forward returned", [
             ("not_sent", "this rank's own rows: nothing was sent", rows.detach()),

@@ -27,18 +27,36 @@ from labs.words import to_within
 from labs.workers import devices
 from labs.workers.launcher import launch
 
-
-@check("9.8", hints={
+_GROUP = 'ExpertParallelLayer takes a process group of one dimension: mesh["expert"].get_group().'
+_NAMES = ('A mesh is sliced by names, in the order of its dimensions. On 8 ranks it has '
+          '"replicate", "shard" and "expert", on 4 the last two.')
+_HINTS = {
     "PREMUL_SUM": "gloo cannot multiply while it sums: set_force_sum_reduction_for_comms(True) of "
                   "the experts' unit makes FSDP sum first, and divide afterwards.",
-    "has no attribute 'set_": "fully_shard comes first: it gives the module these methods."})
+    "has no attribute 'set_": "fully_shard comes first: it gives the module these methods.",
+    "Found the DeviceMesh have": _GROUP, "is not registered": _GROUP,
+    "'str' object has no attribute 'size'": _GROUP,
+    "Invalid mesh_dim_names": _NAMES, "'slice' object is not iterable": _NAMES,
+    "expects a 1D or 2D DeviceMesh": 'fully_shard takes two dimensions at most: for the experts '
+                                     'all but "expert", for all else those of everyone.',
+    "does not have a sharding strategy": "After backward FSDP has reduced every gradient, and "
+                                         ".grad is a shard: no all-reduce of your own is needed.",
+    "mixed torch.Tensor and DTensor": "A shard was computed with: FSDP gathers a unit's parameters "
+                                      "before its forward, but no DTensors of your own.",
+    "to have the same dtype": "All is computed in the model's own dtype: leave mp_policy out.",
+    "FSDP needs a non-CPU": "FullyShardedDataParallel is FSDP1; fully_shard shards the module in "
+                            "place, on CPUs too.",
+    "Cannot access accelerator": "Shards stay on the rank's device: leave offload_policy out."}
+
+
+@check("9.8", hints=_HINTS)
 def check_expert_fsdp(expert_fsdp: Callable):
     """expert_fsdp(model, optimizer_class, mesh, everyone, **settings) -> (model, optimizer)."""
     difference = max(on_ranks(try_on_rank, expert_fsdp, world_sizes=tuple(TRIALS), hang_after=15.0,
                               timeout=60.0))
     return (f"equals one process for {STEPS} steps with SGD on 2 × 2 × 2 ranks and with AdamW on "
-            f"2 × 2 ({to_within(difference)}); a rank has a quarter of all states, and gathers a "
-            "block with its part of the experts at most")
+            f"2 × 2 ({to_within(difference)}); a rank has a quarter of all states, and no "
+            "all-gather carries more than a block with its part of the experts")
 
 
 MB = 1e6

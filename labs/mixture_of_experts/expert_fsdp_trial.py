@@ -9,7 +9,6 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from labs.checks.explanations import TrainingMistake
 from labs.checks.invariants import ResidentBytes, judge_resident_bytes
@@ -18,7 +17,7 @@ from labs.checks.on_ranks import module_and_optimizer, raise_on_all_ranks, torch
 from labs.checks.reference import Reference, Step, Tensors
 from labs.checks.training import Hints, train_and_compare
 from labs.checks.verdicts import Wrong
-from labs.fsdp.strategy_checks import judge_optimizer
+from labs.fsdp.strategy_checks import judge_optimizer, judge_resharded, judge_same_units
 from labs.fsdp.unit_errors import explained
 from labs.meters.traffic import Traffic
 from labs.mixture_of_experts.expert_meshes import (
@@ -26,6 +25,7 @@ from labs.mixture_of_experts.expert_meshes import (
     Meshes,
     judge_averaged,
     judge_shards,
+    judge_start,
     require_own_layers,
 )
 from labs.training import data
@@ -102,19 +102,28 @@ def build(expert_fsdp: Callable, case: Case, meshes: Meshes,
                 given, case.kind, dict(case.settings))
     except Wrong as wrong:
         require_own_layers(model)
-        if wrong.code == "units_overlap":
-            raise Wrong(wrong.sentence, "First the experts of a layer, then the block, then the "
-                        "model: a call takes all parameters that no earlier one has taken.",
-                        wrong.place, code=wrong.code) from None
-        raise
+        hint = _UNIT_HINTS.get(wrong.code, wrong.hint)
+        raise Wrong(wrong.sentence, hint, wrong.place, code=wrong.code) from None
+
+
+_UNIT_HINTS = {
+    "units_overlap": "First the experts of a layer, then the block, then the model: a call takes "
+                     "all parameters that no earlier one has taken.",
+    "unit_not_in_model": "First replace block.mlp, then shard the experts of the new layer.",
+    "sharded_twice": "fully_shard once for the experts of a layer, for its block, for the model."}
 
 
 def _train(expert_fsdp, case, meshes) -> float:
     model = case.model()
     reference = Reference(model, case.optimizer_of)
     module, optimizer = raise_on_all_ranks(build, expert_fsdp, case, meshes, model)
+    judge_same_units(module)
     raise_on_all_ranks(judge_shards, module, reference.model, meshes)
     raise_on_all_ranks(judge_optimizer, module, optimizer, dict(case.settings), case.kind)
+    group = meshes.mesh["expert"].get_group()
+    full = _full_parameters(module, group, reference.model)
+    raise_on_all_ranks(judge_start, full, reference.model)
+    del full
     traffic = Traffic()
 
     @contextlib.contextmanager
@@ -127,9 +136,10 @@ def _train(expert_fsdp, case, meshes) -> float:
              for batch in data.lm_batches(STEPS, PER_RANK * ranks, SEQUENCE)]
     try:
         difference = train_and_compare(
-            module, optimizer, [reference], steps, mistakes=_mistakes(meshes), hints=_HINTS,
-            parameters_of=partial(_full_parameters, group=meshes.mesh["expert"].get_group(),
-                                  like=reference.model), during=recorded)
+            module, optimizer, [reference], steps, mistakes=_mistakes(meshes),
+            hints=replace(_HINTS, unexplained=_HINTS.unexplained + _ACCUMULATED * (case.parts > 1)),
+            parameters_of=partial(_full_parameters, group=group, like=reference.model),
+            during=recorded)
     except Wrong:
         raise_on_all_ranks(judge_averaged, module, reference.model, meshes)
         raise
@@ -143,9 +153,10 @@ def _train(expert_fsdp, case, meshes) -> float:
 def _full_parameters(module, group, like) -> Tensors:
     """Each full parameter, on all ranks: shards are gathered, then experts over the group."""
     sizes = {name: len(parameter) for name, parameter in like.named_parameters()}
+    raise_on_all_ranks(judge_resharded, module, sizes)
     found = {}
     for name, parameter in module.named_parameters():
-        full = (parameter.full_tensor() if isinstance(parameter, DTensor) else parameter).detach()
+        full = parameter.full_tensor().detach()
         if EXPERTS in name and len(full) != sizes[name]:
             parts = [torch.empty_like(full) for _ in range(dist.get_world_size(group))]
             dist.all_gather(parts, full.contiguous(), group=group)
@@ -155,33 +166,42 @@ def _full_parameters(module, group, like) -> Tensors:
 
 
 _HINTS = Hints(
-    loss="Does your ExpertParallelLayer pass exercise 9.3? Its forward is used here.",
+    loss="Does your ExpertParallelLayer pass exercise 9.3? Its forward is used here. All is "
+         "computed in the model's own dtype: without mp_policy.",
     unexplained="All that FSDP averages is right by default, except the experts: their sum over "
-                "the ranks that have the same is divided by the number of all ranks.")
+                "the ranks that have the same is divided by the number of all ranks. Gradients are "
+                "reduced in the model's own dtype.")
+_ACCUMULATED = (" A step has several micro-batches: who changes .grad after each of them changes "
+                "the earlier ones again.")
+_REDUCED = ("FSDP reduces each gradient in backward: set_requires_gradient_sync and "
+            "set_requires_all_reduce are left as they are.")
 
 
 def _mistakes(meshes) -> tuple[TrainingMistake, ...]:
-    """The factors that the gradients of experts may have."""
+    """The factors that gradients may have."""
     expert, ranks = meshes.expert, dist.get_world_size()
     same = ranks // expert
     factor = "set_gradient_divide_factor(everyone.size()) of the experts' unit."
 
-    def experts(code, sentence, scale, hint=factor):
+    def scaled(code, sentence, scale, hint=factor, is_expert=True):
         return TrainingMistake(code, sentence, hint, lambda reference: [
             {name: value for name, value in reference.otherwise(scale=scale).items()
-             if EXPERTS in name}])
+             if (EXPERTS in name) == is_expert}])
 
-    return (NOT_UPDATED.with_hint("Make the optimizer last, from the sharded model's parameters."),
-            experts("averaged_over_replicas", f"updated with gradients averaged over {same} "
-                    f"ranks, {expert} times too large", expert),
-            experts("sum_not_mean", f"updated with the sum of the gradients, {ranks} times too "
-                    "large", ranks),
-            experts("divided_by_expert_ranks", f"updated with a sum divided by {expert}, "
-                    f"{same} times too large", same),
-            experts("mean_twice", f"updated with the mean divided by {ranks} once more", 1 / ranks,
-                    "Divide once."),
-            experts("mean_twice", f"updated with the mean divided by {same} once more",
-                    1 / same, "Divide once."))
+    by_default = ("By default FSDP divides by the number of ranks: only the experts' unit needs a "
+                  "factor.")
+    total = f"updated with the sum of the gradients, {ranks} times too large"
+    return (NOT_UPDATED.with_hint(f"The optimizer has it, but no gradient came. {_REDUCED}"),
+            scaled("averaged_over_replicas", f"updated with gradients averaged over {same} "
+                   f"ranks, {expert} times too large", expert),
+            scaled("sum_not_mean", total, ranks),
+            scaled("sum_not_mean", total, ranks, by_default, is_expert=False),
+            *(scaled("wrong_divisor", f"updated with gradients {number} times too large", number,
+                     by_default, is_expert=False) for number in (expert, same)),
+            scaled("divided_by_expert_ranks", f"updated with a sum divided by {expert}, "
+                   f"{same} times too large", same),
+            *(scaled("mean_twice", f"updated with the mean divided by {number} once more",
+                     1 / number, "Divide once.") for number in (ranks, same, expert)))
 
 
 # bytes
@@ -201,8 +221,9 @@ def _judge_gathered(traffic, full, meshes):
         raise Wrong(f"rank {dist.get_rank()} gathers {found:,} elements at once; a block with this "
                     f"rank's 1/{meshes.expert} of its experts has {block:,}, what is in no block "
                     f"{root:,}",
-                    "Replace block.mlp by an ExpertParallelLayer, so that FSDP gathers only a part "
-                    "of the experts, and make each block a unit.", code="gathered_too_much")
+                    "Replace every block.mlp by an ExpertParallelLayer, so that FSDP gathers "
+                    "only a part of the experts, and make each block a unit.",
+                    code="gathered_too_much")
 
 
 def _judge_memory(expert_fsdp, case, meshes):

@@ -3,6 +3,7 @@
 import functools
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -51,9 +52,14 @@ def require_own_layers(model):
 
 def judge_shards(module, full, meshes):
     """Invariant: each parameter is sharded over ranks that have the same, and no others."""
+    found, who = dict(module.named_parameters()), f"rank {dist.get_rank()}"
     if hasattr(module, "layers"):
         require_own_layers(module)
-    found, who = dict(module.named_parameters()), f"rank {dist.get_rank()}"
+        _judge_groups(module, meshes, who)
+    if added := sorted(found.keys() - dict(full.named_parameters()).keys()):
+        raise Wrong(f"{who}: the model has a parameter more, {added[0]!r}",
+                    "An ExpertParallelLayer replaces block.mlp, of which nothing is kept.",
+                    code="parameters_added")
     for name, want in full.named_parameters():
         if name not in found:
             raise Wrong(f"{who}: parameter {name!r} of the model is missing", "The model keeps its "
@@ -63,6 +69,9 @@ def judge_shards(module, full, meshes):
             raise Wrong(f"{who}: parameter {name!r} is {'' if want.requires_grad else 'not '}to be "
                         "trained, and requires_grad was changed", "Leave requires_grad as it is.",
                         code="requires_grad_changed")
+        if parameter.dtype != want.dtype:
+            raise Wrong(f"{who}: parameter {name!r} has become {parameter.dtype}; it was "
+                        f"{want.dtype}", "The model keeps its dtype.", code="dtype_changed")
         if is_expert and len(parameter) != len(want):  # a right answer without EP shows later
             _judge_part(name, parameter, want, meshes, who)
         if not isinstance(parameter, DTensor):
@@ -79,10 +88,36 @@ def judge_shards(module, full, meshes):
             raise Wrong(f"{who}: {name!r} has all {len(want)} experts, sharded over ranks {ranks}",
                         "Replace block.mlp by an ExpertParallelLayer before its experts are "
                         "sharded.", code="experts_not_divided")
-        _judge_shard_group(name, parameter, due, who)
+        _judge_shard_group(name, parameter, due, meshes, who)
 
 
-def _judge_shard_group(name, parameter, due, who):
+def _judge_groups(module, meshes, who):
+    """Invariant: the ranks that divide the experts of a layer are those of mesh["expert"]."""
+    want = _ranks_of(meshes.mesh["expert"])
+    for number, block in enumerate(module.layers):
+        group = getattr(block.mlp, "group", None)  # of the notebook's layer
+        if isinstance(group, dist.ProcessGroup) and (
+                ranks := sorted(dist.get_process_group_ranks(group))) != want:
+            raise Wrong(f"{who}: layers.{number}.mlp divides its experts over ranks {ranks}; "
+                        f"mesh[\"expert\"] has {want}",
+                        'ExpertParallelLayer(block.mlp, mesh["expert"].get_group()); the ranks '
+                        "along all other dimensions have the same experts.",
+                        code="other_expert_ranks")
+
+
+def judge_start(found, full):
+    """Invariant: before the first step the shards of each parameter are the model's numbers. found:
+    full parameters by name."""
+    for name, want in full.named_parameters():
+        if found[name].shape != want.shape or not torch.equal(found[name], want):
+            raise Wrong(f"rank {dist.get_rank()}: before the first step the shards of {name!r} are "
+                        "not the model's numbers",
+                        "Each rank takes its own part of the experts, in the order of the ranks of "
+                        'mesh["expert"].' if EXPERTS in name else
+                        "All parameters are sharded as they are.", code="numbers_changed")
+
+
+def _judge_shard_group(name, parameter, due, meshes, who):
     """due: the mesh that `fully_shard` should have been given."""
     ranks, want = _sharded_over(parameter), _ranks_of(due["shard"])
     if ranks == want:
@@ -90,6 +125,9 @@ def _judge_shard_group(name, parameter, due, who):
     is_expert = EXPERTS in name
     which = ('all dimensions of mesh but "expert", in their order' if is_expert else "everyone")
     hint = f"mesh: {which}. FSDP shards over the last dimension, and replicates over one before it."
+    if not is_expert and ranks == _ranks_of(meshes.same_experts["shard"]):
+        hint = ("Only block.mlp.experts, not the layer, is sharded over the ranks that have the "
+                "same experts. All else is for everyone.")
     if len(ranks) > len(want):
         raise Wrong(f"{who}: {name!r} is sharded over ranks {ranks}; only {want} are to shard it, "
                     "and the others to have copies", hint, code="sharded_over_replicas")
@@ -106,6 +144,8 @@ def judge_averaged(module, full, meshes):
     missing. It is right where the student averages over them."""
     who = f"rank {dist.get_rank()}"
     for name, parameter in module.named_parameters():
+        if not isinstance(parameter, DTensor):  # another mistake left it gathered
+            continue
         has_part = len(parameter) != len(full.get_parameter(name))
         having = _ranks_of(meshes.same_experts if has_part else meshes.everyone)
         ranks = _ranks_of(parameter.device_mesh)

@@ -35,9 +35,18 @@ HINTS = {
     "different dtypes": "What arrives has the dtype of what is sent: rows.new_empty(...).",
     "is shorter than argument": "`Experts` takes one count for each expert of this rank, of the "
     "copies from all ranks together.",
-    "Number of tensor splits": "Pass `group` on to every collective: its ranks are fewer than all.",
+    "split_with_sizes": "`Experts` computes the rows that have arrived: theirs.sum(0) says how "
+    "many of them are of each expert.",
+    "is out of bounds for dimension 0": "`compute` returns an output for each row of `copies`: are "
+    "the outputs sent back to the ranks from which the copies came?",
+    "'NoneType' object is not subscriptable": "Does `compute` return its outputs?",
+    "in->size % context->size": "The counts are of all experts, so every rank has the complete "
+    "router.",
+    "Number of tensor splits": "Pass `group` on to every collective: it has a split for each of "
+    "its ranks, as counts.sum(1) and theirs.sum(1) do.",
     "which expects": "Each rank learns from `theirs` how many rows come from every other one: "
-    "`receive` are its sums, `send` those of `counts`.",
+    "`receive` are its sums, `send` those of `counts`. In AllToAll the output has sum(receive) "
+    "rows, and `receive` comes before `send`.",
     "calls no further collective": "An all-to-all is for all ranks of the group: one without rows "
     "takes part all the same, with zeros in its splits."}
 

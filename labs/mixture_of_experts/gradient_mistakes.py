@@ -180,8 +180,9 @@ def _judge_outside(probe, who):
     """What must hold whatever the gradients are."""
     # averaging parameters makes ranks equal too, and trains on wrong gradients
     if probe.moved:
-        raise Wrong(f"{who}average_gradients changed parameter {probe.moved[0]!r} itself",
-                    "Only gradients are changed; the optimizer changes parameters.",
+        raise Wrong(f"{who}average_gradients changed parameter {probe.moved[0]!r} itself: its "
+                    "numbers, or requires_grad", "Only gradients are changed; the optimizer "
+                    "changes parameters.",
                     code="changes_parameters")
     for name in probe.trainable:
         if name not in probe.found:
@@ -217,6 +218,9 @@ def _named(kind, name, probe, probes, who) -> Wrong:
         return Wrong(where + said, mistake.hint, code=mistake.code)
     sums = probe.sums(name)
     want = sums.total / layout.ranks
+    if (probe.found[name] - want).norm() < 0.02 * want.norm():
+        return Wrong(f"{where}the mean with an error of up to 2 %", "Sum and divide in the "
+                     "gradient's own dtype.", code="low_precision")
     ratio = (probe.found[name].norm() / want.norm()).item()
     # What was read before it was written may be so large that its norm overflows.
     if ratio < math.inf and largest_difference(

@@ -22,12 +22,17 @@ from labs.workers.launcher import launch
 from labs.workers.programs import FAILING_RANK
 from labs.workers.progress import status
 
-EPOCHS, BATCH, LAYERS, HIDDEN, EXPERTS = 2, 2, 2, 32, 4
+EPOCHS, BATCH, LAYERS, HIDDEN = 2, 2, 2, 32
+_PART = "A rank has 1/EP of the experts: group.rank() says which part, of group.size() equal ones."
 _HINTS = {
     "is not defined": "Is each name that you use made above its use, or imported?",
     "split_with_sizes": "`Experts` gets the rows of all ranks, sorted by expert, and as many "
                         "counts as this rank has experts.",
-    "<class 'NoneType'>": "A parameter has no gradient: do all rows pass through self.experts?",
+    "<class 'NoneType'>": "A parameter has no gradient: do all rows pass through self.experts, "
+                          "and do the router's weights multiply the outputs?",
+    "tuple index out of range": _PART, "is shorter than argument": _PART,
+    "context->size": "counts has a number for each expert of all ranks, also for the last ones "
+                     "where no token chose them.",
     "expected size": "Do all ranks call the same all-to-alls? What arrives from rank i has as many "
                      "rows as rank i has sent: theirs[i].sum().",
     "Split sizes": "Rows that are sent: counts.sum(1); rows that arrive: theirs.sum(1)."}
@@ -42,12 +47,13 @@ class Case:
     chosen: int
     samples: int
     seed: int
+    experts: int
 
     def run(self, script: str, failing_rank: int | None = None) -> forked.Run:
         """Runs the script on its ranks."""
         numbers = {"expert": self.expert, "chosen": self.chosen, "samples": self.samples,
                    "epochs": EPOCHS, "batch": BATCH, "layers": LAYERS, "hidden": HIDDEN,
-                   "experts": EXPERTS, "seed": self.seed}
+                   "experts": self.experts, "seed": self.seed}
         return forked.run(script, forked.options(numbers), self.ranks, failing_rank,
                           option=forked.CHECKPOINT)
 
@@ -69,18 +75,19 @@ class Case:
         return tensor.chunk(self.expert)[rank % self.expert]
 
 
-# In each case the last batch is shorter; a layer has more experts than a rank of the first has. No
-# case has one chosen expert: its weight is then 1 whatever the router says, so that the router's
+# In each case the last batch is shorter. In the first some experts get no token, at times the last.
+# No case has one chosen expert: its weight is then 1 whatever the router says, so that the router's
 # gradient is rounding alone, of which AdamW makes steps of full size.
-CASES = (Case(2, 2, chosen=2, samples=10, seed=3), Case(4, 2, chosen=3, samples=20, seed=5))
+CASES = (Case(2, 2, chosen=2, samples=10, seed=3, experts=64),
+         Case(4, 2, chosen=3, samples=20, seed=5, experts=4))
 
 
-def make_model(chosen: int, seed: int) -> nn.Module:
+def make_model(chosen: int, experts: int, seed: int) -> nn.Module:
     """The script's model, on one process."""
     model = models.llama(LAYERS, HIDDEN, heads=8, kv_heads=4, context=CONTEXT, intermediate=HIDDEN,
                          seed=seed)
     for layer in model.model.layers:
-        layer.mlp = ExpertLayer(EXPERTS, HIDDEN, HIDDEN, chosen)
+        layer.mlp = ExpertLayer(experts, HIDDEN, HIDDEN, chosen)
     return model
 
 
@@ -103,8 +110,9 @@ def check_moe(script: str = "moe.py"):
 def _judge(run, case):
     run_end.judge_end(run, case.when)
     drawn_samples.judge(run, case.when, case.rows, EPOCHS, BATCH)
-    [expected] = launch(train_on, drawn_by(run), partial(make_model, case.chosen, case.seed), False,
-                        ranks=1, quiet=True)
+    [expected] = launch(train_on, drawn_by(run), partial(make_model, case.chosen, case.experts,
+                                                                case.seed),
+                        False, ranks=1, quiet=True)
     _judge_held(run, case, expected)
     _judge_start(run, case, expected)
     _judge_gradients(run, case, expected)
@@ -120,8 +128,8 @@ def _judge_held(run, case, expected):
         if held > most:
             raise Wrong(f"{case.when}: rank {rank} holds {held:,} bytes of parameters; with 1/"
                         f"{case.expert} of the experts they are {most:,}",
-                        "keep_own_experts replaces the parameters of self.experts by this rank's "
-                        "part; a slice is a view of all of them: clone it.", code="not_sharded")
+                        "self.experts has this rank's part alone; a slice is a view of all of "
+                        "them: clone it.", code="not_sharded")
 
 
 def _judge_start(run, case, expected):
@@ -130,9 +138,9 @@ def _judge_start(run, case, expected):
         got, want = record.steps[0].batches[0].loss, expected.losses[0][rank]
         if got is not None and not abs(got - want) <= 2e-4 * abs(want):
             raise Wrong(f"{case.when}: rank {rank}: the first loss is {got:.5f}, that of one "
-                        f"process {want:.5f}", "Which expert's weights compute which row? Rows "
-                        "arrive sorted by the rank that sent them; outputs go back in the order "
-                        "of arrival.",
+                        f"process {want:.5f}", "The k weights are the softmax's, divided by their "
+                        "sum. Which expert computes which row? Rows arrive sorted by the rank "
+                        "that sent them; outputs go back in the order of arrival.",
                         code="wrong_loss")
 
 
@@ -144,7 +152,8 @@ def _judge_gradients(run, case, expected):
                 want, got = case.own(name, whole, rank), record.steps[step].gradients.get(name)
                 who = f"{case.when}, rank {rank}, step {step}: gradient of {name!r}"
                 if got is None:
-                    raise Wrong(f"{who}: there is none", code="gradient_missing")
+                    raise Wrong(f"{who}: there is none", "Is it a parameter of the model? "
+                                "self.experts is an nn.ParameterDict.", code="gradient_missing")
                 if not _close(got, want):
                     raise _wrong_gradient(who, name, got, want, case, expected.alone[rank], step)
 

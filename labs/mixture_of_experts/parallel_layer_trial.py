@@ -152,11 +152,17 @@ class ParallelLayerTrial:
         if y.shape != want.shape:
             raise Wrong(f"{self.who}: the output has the shape {list(y.shape)}, not "
                         f"{list(want.shape)}", code="wrong_shape")
-        if want.numel() and not close(y.detach(), want):
-            off = largest_difference(y.detach(), want)
-            raise Wrong(f"{self.who}: the output is not the complete layer's, off by up to "
-                        f"{off:.2g}", "Does `compute` return the outputs in the order of `copies`?",
-                        code="wrong_output")
+        if not want.numel() or close(y.detach(), want):
+            return
+        shared = self.layer.shared_experts
+        if shared is not None and close(y.detach(), want - shared(self.x).detach()):
+            raise Wrong(f"{self.who}: the output is that of the other experts alone: the shared "
+                        "expert's is missing", "Keep self.shared_experts, which ExpertLayer's "
+                        "forward adds.", code="shared_missing")
+        raise Wrong(f"{self.who}: the output is not the complete layer's, off by up to "
+                    f"{largest_difference(y.detach(), want):.2g}", "`compute` returns for each row "
+                    "of `copies` its expert's output, in this order, and not weighted.",
+                    code="wrong_output")
 
     def _explained(self, y) -> Wrong | None:
         """On all ranks: what the outputs of all of them are, where a known mistake leaves them."""

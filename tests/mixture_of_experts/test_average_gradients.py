@@ -130,6 +130,12 @@ class Wrong:
             dist.all_gather(parts, parameter.grad, group=group)
             parameter.grad = sum(parts) / dist.get_world_size()
 
+    def in_bfloat16(model, replicas):
+        for name, parameter in with_gradients(model):
+            gradient = parameter.grad.bfloat16()
+            dist.all_reduce(gradient, group=rightly(name, replicas))
+            parameter.grad.copy_(gradient.float() / dist.get_world_size())
+
     def twice(model, replicas):
         right(model, replicas)
         right(model, replicas)
@@ -175,9 +181,10 @@ WRONG = [
     (Wrong.parameters_averaged, "changes_parameters"),
     (Wrong.only_on_rank_0, "not_summed|wrong_gradient|wrong_divisor"),
     (Wrong.frozen_too, "frozen_parameter"),
-    (Wrong.unfreezes, "changes_parameters"),
+    (Wrong.unfreezes, "changes_parameters requires_grad"),
     (Wrong.overflows, "wrong_gradient"),
     (Wrong.gradients_removed, "gradient_missing"),
+    (Wrong.in_bfloat16, "low_precision"),
     (Wrong.not_awaited, "never_waited"),
     (Wrong.everything_gathered, "too_much_sent"),
     (Wrong.what_is_left_of_earlier_calls, "wrong_gradient step")]

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from _build.definitions import definitions
 from answers import assert_rejected, assert_waits, judge_all
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
 import labs.mixture_of_experts as lab
@@ -158,6 +158,94 @@ def unfreezes(model, *arguments, **settings):
     return right.expert_fsdp(model.requires_grad_(True), *arguments, **settings)
 
 
+def flagged(name, of=lambda module: [module]):
+    """The right answer, with a method of its units called with False."""
+    def changed(model, *arguments, **settings):
+        module, optimizer = right.expert_fsdp(model, *arguments, **settings)
+        for unit in of(module):
+            getattr(unit, name)(False)
+        return module, optimizer
+    return changed
+
+
+def experts_of(module):
+    return [block.mlp.experts for block in module.layers]
+
+
+def keeps_the_layer(self, block):
+    block.old = block.mlp
+    Answer.divide(self, block)
+
+
+def grouped(pick):
+    """Experts divided over another group."""
+    def divide(self, block):
+        block.mlp = Layer(block.mlp, pick(self.mesh))
+    return answer(divide=divide)
+
+
+def swapped(model, optimizer_class, mesh, everyone, **settings):
+    """Experts divided over "shard", and sharded over "expert"."""
+    def divide(self, block):
+        block.mlp = Layer(block.mlp, mesh["shard"].get_group())
+
+    return answer(divide=divide, same=lambda self: mesh["expert"])(
+        model, optimizer_class, mesh, everyone, **settings)
+
+
+def in_bfloat16(model, *arguments, **settings):
+    return right.expert_fsdp(model.bfloat16(), *arguments, **settings)
+
+
+def other_numbers(model, *arguments, **settings):
+    module, optimizer = right.expert_fsdp(model, *arguments, **settings)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter)
+    return module, optimizer
+
+
+def new_layer_last(self, block):
+    """Shards experts that the new layer does not have."""
+    fully_shard(block.mlp.experts, mesh=self.same())
+    Answer.divide(self, block)
+    fully_shard(block, mesh=self.everyone)
+
+
+def factor_everywhere(number):
+    def changed(model, optimizer_class, mesh, everyone, **settings):
+        module, optimizer = right.expert_fsdp(model, optimizer_class, mesh, everyone, **settings)
+        for unit in module.modules():
+            if isinstance(unit, FSDPModule):
+                unit.set_force_sum_reduction_for_comms(True)
+                unit.set_gradient_divide_factor(number)
+        return module, optimizer
+    return changed
+
+
+def root_on_one_rank(self, model):
+    if dist.get_rank() == 0:
+        Answer.root(self, model)
+
+
+def in_a_policy(self, module):
+    fully_shard(module, mesh=self.everyone,
+                mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+
+
+def divided_by_a_hook(self, experts):
+    """Divides what has accumulated, after each micro-batch."""
+    for parameter in experts.parameters():
+        parameter.register_post_accumulate_grad_hook(
+            lambda parameter: parameter.grad.div_(self.mesh["expert"].size()))
+
+
+def averages_as_in_9_4(model, optimizer_class, mesh, everyone, **settings):
+    module, optimizer = right.expert_fsdp(model, optimizer_class, mesh, everyone, **settings)
+    optimizer.register_step_pre_hook(
+        lambda *_: right.average_gradients(module, mesh["shard"].get_group()))
+    return module, optimizer
+
+
 def divided_over_everyone(model, optimizer_class, mesh, everyone, **settings):
     def divide(self, block):
         block.mlp = Layer(block.mlp, everyone["shard"].get_group())
@@ -237,6 +325,26 @@ WRONG = [
     (divided_again, "mean_twice"),
     (in_torchs_ddp, "ready_made DistributedDataParallel"),
     (unfreezes, "requires_grad_changed 'places.weight'"),
+    (flagged("set_reshard_after_backward"), "gathered_kept"),
+    (flagged("set_reshard_after_backward", experts_of), "gathered_kept experts"),
+    (flagged("set_requires_gradient_sync"), "not_updated set_requires_gradient_sync"),
+    (answer(divide=keeps_the_layer), "parameters_added 'layers.0.old"),
+    (grouped(lambda mesh: mesh["shard"].get_group()), "other_expert_ranks [0, 2]; mesh"),
+    (grouped(lambda mesh: mesh["expert"]), "raised_ValueError a process group of one dimension"),
+    (grouped(lambda mesh: mesh.get_group()), "raised_RuntimeError a process group of one"),
+    (swapped, "other_expert_ranks"),
+    (answer(same=lambda self: self.mesh["replicate", "shard"]), "raised_KeyError on 4 the last"),
+    (answer(same=lambda self: self.mesh[:-1]), "raised_TypeError sliced by names"),
+    (in_bfloat16, "dtype_changed"),
+    (other_numbers, "numbers_changed"),
+    (answer(divide=new_layer_last, experts=nothing, rest=nothing),
+     "unit_not_in_model First replace block.mlp"),
+    (factor_everywhere(1), "sum_not_mean 'embedding.weight'"),
+    (factor_everywhere(2), "wrong_divisor 2 times too large"),
+    (answer(root=root_on_one_rank), "other_units_by_rank the model is a unit on rank 0"),
+    (answer(rest=in_a_policy), "wrong_loss|raised_RuntimeError mp_policy"),
+    (answer(factor=divided_by_a_hook), "differs_from_reference several micro-batches"),
+    (averages_as_in_9_4, "raised_NotImplementedError no all-reduce of your own"),
 ]
 
 
@@ -300,7 +408,10 @@ WRONG_ON_8 = [
     (answer(factor=nothing), "averaged_over_replicas averaged over 4 ranks, 2 times too large"),
     (divided_by(lambda self: self.mesh["expert"].size()), "divided_by_expert_ranks"),
     (divided_by(lambda self: self.everyone["shard"].size()), "averaged_over_replicas"),
-    (divided_over_everyone, "dimensions_swapped"),
+    (divided_over_everyone, "other_expert_ranks"),
+    (flagged("set_requires_all_reduce"), "not_updated set_requires_all_reduce"),
+    (divided_by(lambda self: self.mesh.size() * 2), "mean_twice divided by 2 once more"),
+    (answer(rest=replicated_and_sharded), "raised_ValueError two dimensions at most"),
     (answer(same=lambda self: self.mesh["shard"]), "replicas_left_out 'layers.0.mlp.experts"),
     (answer(same=lambda self: self.mesh["replicate"]), "other_ranks"),
     (answer(same=lambda self: self.mesh["shard", "expert"]), "experts_mixed"),
@@ -310,7 +421,7 @@ WRONG_ON_8 = [
     (answer(rest=over("shard"), root=over("shard")), "replicas_left_out"),
     (answer(rest=over("replicate")), "shards_replicated"),
     (answer(rest=over_all_ranks), "sharded_over_replicas"),
-    (answer(rest=as_experts), "shards_replicated"),
+    (answer(rest=as_experts), "shards_replicated Only block.mlp.experts"),
     (shared_as_experts, "shards_replicated shared_experts"),
 ]
 RIGHT_ON_8 = [right.expert_fsdp, answer(experts=by_columns), averaged_by_hand]

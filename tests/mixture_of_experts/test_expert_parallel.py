@@ -87,6 +87,14 @@ def strided(ctx, rows, receive, send, group):
     return arrived
 
 
+def in_place(ctx, rows, receive, send, group):
+    """Right where each rank sends as many rows as it gets, but for the rows themselves."""
+    arrived = exchanged(rows, receive, send, group)
+    if arrived.shape == rows.shape:
+        rows.copy_(arrived)
+    return AllToAll.forward(ctx, arrived, receive, send, group)
+
+
 def flattens(ctx, rows, receive, send, group):
     return AllToAll.forward(ctx, rows.flatten(1), receive, send, group)
 
@@ -161,7 +169,7 @@ WRONG_FUNCTIONS = [
     (function(returns_its_rows), "not_sent"), (function(returns_zeros), "zeros"),
     (function(swaps), "splits_swapped"), (function(swaps_on_2_ranks), "splits_swapped"),
     (function(gathers_all), "wrong_traffic"), (function(padded), "wrong_traffic"),
-    (function(flattens), "wrong_shape"),
+    (function(flattens), "wrong_shape"), (function(in_place), "rows_overwritten"),
     (function(in_float32), "wrong_dtype"), (function(never_waits), "never_waited"),
     (NoFunction, "no_gradient_function"), (exchanged, "wrong_type"),
     (function(backward=unsent), "gradient_not_sent"),
@@ -322,7 +330,7 @@ WRONG_LAYERS = [
     (layer(compute=gathers_tokens), "wrong_traffic"),
     (layer(compute=sends_again), "wrong_traffic|extra_collective"),
     (layer(forward=router_detached), "gradient_missing"),
-    (layer(forward=without_shared), "wrong_output"),
+    (layer(forward=without_shared), "shared_missing"),
     (layer(forward=lambda self, x: None), "wrong_type"),
     (layer(forward=lambda self, x: Layer.forward(self, x).flatten(0, 1)), "wrong_shape")]
 
@@ -481,6 +489,29 @@ def counts_of_each_rank(self, copies, counts):
                           self.group)
 
 
+def not_sent_back(self, copies, counts):
+    counts, theirs = right.exchange_counts(counts, self.group)
+    send, receive = counts.sum(1).tolist(), theirs.sum(1).tolist()
+    arrived = AllToAll.apply(copies, receive, send, self.group)
+    return self.experts(arrived, theirs.sum(0).tolist())
+
+
+def with_its_own_counts(self, copies, counts):
+    counts, theirs = right.exchange_counts(counts, self.group)
+    send, receive = counts.sum(1).tolist(), theirs.sum(1).tolist()
+    arrived = AllToAll.apply(copies, receive, send, self.group)
+    return self.experts(arrived, counts.sum(0).tolist())
+
+
+def sums_over_ranks(self, copies, counts):
+    counts, theirs = right.exchange_counts(counts, self.group)
+    return AllToAll.apply(copies, theirs.sum(0).tolist(), counts.sum(0).tolist(), self.group)
+
+
+def returns_nothing(self, copies, counts):
+    Layer.compute(self, copies, counts)
+
+
 ENDS = [((function(leaves_out_senders), Layer), "all_to_all", "takes part all the same"),
         ((AllToAll, layer(forward=leaves_out_empty)), "all_to_all", "takes part all the same"),
         ((function(strided), Layer), "not contiguous", ".contiguous()"),
@@ -492,7 +523,11 @@ ENDS = [((function(leaves_out_senders), Layer), "all_to_all", "takes part all th
         ((function(saves_lists), Layer), "save_for_backward", "becomes an attribute"),
         ((function(with_lists_of_tensors), Layer), "invalid tensor size", "equal parts only"),
         ((function(receives_fp32), Layer), "different dtypes", "has the dtype of what is sent"),
-        ((AllToAll, layer(compute=counts_of_each_rank)), "shorter", "one count for each expert")]
+        ((AllToAll, layer(compute=counts_of_each_rank)), "shorter", "one count for each expert"),
+        ((AllToAll, layer(compute=not_sent_back)), "out of bounds", "sent back"),
+        ((AllToAll, layer(compute=with_its_own_counts)), "split_with_sizes", "theirs.sum(0)"),
+        ((AllToAll, layer(compute=sums_over_ranks)), "tensor splits", "counts.sum(1)"),
+        ((AllToAll, layer(compute=returns_nothing)), "not subscriptable", "return its outputs")]
 
 
 @pytest.mark.parametrize("answers, words, hint", ENDS)

@@ -93,6 +93,15 @@ WRONG = {
                           "raised_TypeError through self.experts"),
     "weights do not add up to 1": (changed((
         "weights / weights.sum(-1, keepdim=True)", "weights")), "wrong_loss"),
+    "no count for the last experts, which get no token": (changed((
+        "minlength=self.router.out_features", "")), "rank_failed|raised_RuntimeError"),
+    "counts are transposed": (changed(("view(self.group.size(), -1)  # [i, j]",
+                                       "view(-1, self.group.size())  # [i, j]")),
+                              "rank_failed|raised_RuntimeError|raised_ValueError|wrong_loss"),
+    "the experts are no parameters": (changed(("nn.ParameterDict", "dict")),
+                                      "gradient_missing an nn.ParameterDict"),
+    "the part of a rank of all": (changed(("[group.rank()]", "[dist.get_rank()]")),
+                                  "raised_IndexError group.rank()"),
     "counts are assumed equal": (changed((SPLITS, EQUAL)), "raised_RuntimeError|rank_failed"),
     "its own counts for theirs": (changed((COUNTS, "        theirs.copy_(counts)\n")),
                                   "rank_failed expected size"),
