@@ -214,7 +214,7 @@ def test_a_gap_and_a_missing_file_wait(check):
 
 def rounded_otherwise(case):
     """The case's model, each parameter off by about a rounding error of fp32."""
-    model = moe.make_model(case.chosen, case.seed)
+    model = moe.make_model(case.chosen, case.experts, case.seed)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter *= 1 + 1e-7 * torch.randn_like(parameter)
@@ -230,6 +230,7 @@ def test_rounding_does_not_decide_who_passes(case):
                for part in case.rows.split(case.ranks * moe.BATCH)]
     [expected], [other] = (
         launch(train_on, batches, make_model, False, ranks=1, quiet=True) for make_model in
-        (partial(moe.make_model, case.chosen, case.seed), partial(rounded_otherwise, case)))
+        (partial(moe.make_model, case.chosen, case.experts, case.seed),
+         partial(rounded_otherwise, case)))
     for got, want in zip(other.gradients, expected.gradients, strict=True):
         assert all(moe._close(got[name], want[name]) for name in want)
