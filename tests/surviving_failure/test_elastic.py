@@ -179,7 +179,7 @@ WRONG = {
         state = {{"model": torch.load(folder / "model.pt"), **torch.load(folder / "rest.pt")}}
 {LOAD}        return state["done"]
     return 0
-"""), "parameters_not_loaded whole"),
+"""), "parameters_not_loaded incomplete"),
     "schedule forgotten": (changed((SCHEDULER, "")), "wrong_learning_rate"),
     "schedule and its rate forgotten": (
         changed((SCHEDULER, ""), (SET, "        rate = optimizer.param_groups[0]['lr']\n" + SET
