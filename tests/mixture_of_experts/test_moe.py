@@ -30,6 +30,8 @@ AVERAGE = RIGHT[RIGHT.index("    for name, parameter in model.named_parameters()
                 RIGHT.index(DIVIDE) + len(DIVIDE)]
 STEP = "            average_gradients(model, mesh)\n            optimizer.step()\n"
 GATHER = "        dist.all_gather(parts, state[name].contiguous(), group=group)\n"
+SAVE = ('    whole = full_state(model, mesh["expert"].get_group())\n'
+        "    dist.get_rank() or torch.save(whole, options.checkpoint)\n")
 MLP = ("[mlp(*each) for each in zip(\n"
        '            parts, self.experts["gate_up"], self.experts["down"], strict=True)]')
 
@@ -120,7 +122,15 @@ WRONG = {
         f"        rows = {ROWS}\n",
         "        if dist.get_rank() == 1:\n            return x\n"
         f"        rows = {ROWS}\n")),
-        "rank_failed|never_ends all-to-alls")}
+        "rank_failed|never_ends all-to-alls"),
+    "rank 0 alone gathers the experts": (changed((SAVE, (
+        "    if dist.get_rank() == 0:\n"
+        '        torch.save(full_state(model, mesh["expert"].get_group()), options.checkpoint)\n'))),
+        "never_ends waited in all_gather at moe.py line"),
+    "rank 0 alone gathers, and the others leave": (changed((SAVE, (
+        "    if dist.get_rank() == 0:\n"
+        '        torch.save(full_state(model, mesh["expert"].get_group()), options.checkpoint)\n')),
+        ("    dist.barrier()  #", "    #")), "left_alone had last called all_gather")}
 
 BY_RANK = """\
         ranks, local = self.group.size(), len(counts) // self.group.size()
