@@ -20,7 +20,7 @@ GATHER = "dist.all_gather([torch.ones(1) for _ in range(2)], one, group=group)"
 STUCK = {
     "rank 0 alone gathers before the end": (
         f"if rank == 0:\n    {GATHER}\ndist.barrier()\n",
-        "waited in all_gather at script.py line 6; rank 1 .* waited in barrier at script.py line 7"),
+        "waited in all_gather at script.py line 6; rank 1 .* barrier at script.py line 7"),
     "rank 1 alone sends": (
         "if rank == 1:\n    dist.send(one, 0)\ndist.barrier()\n",
         "barrier at script.py line 7; rank 1 .* send at script.py line 6"),
@@ -33,7 +33,8 @@ STUCK = {
         "dist.barrier()\n",
         "barrier at script.py line 9; rank 1 .* all_reduce at script.py line 8")}
 ALONE = {
-    "gathers": (f"if rank == 0:\n    {GATHER}\n", "rank 0, line 6 .* rank 1 had ended; it had last called all_gather"),
+    "gathers": (f"if rank == 0:\n    {GATHER}\n",
+                "rank 0, line 6 .* rank 1 had ended; it had last called all_gather"),
     "meets at a barrier": ("if rank == 0:\n    time.sleep(0.3)\n    dist.barrier()\n",
                            "rank 0, line 7 .* rank 1 had ended; it had last called barrier"),
     "sends": ("if rank == 1:\n    time.sleep(0.3)\n    dist.send(one, 0)\n",
