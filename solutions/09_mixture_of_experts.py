@@ -701,31 +701,39 @@ lab.show_dropped(within_capacity)
 #
 # With EP 2 on 4 ranks, each rank still keeps complete attention, router and embedding, and half of all
 # experts, with gradients and optimizer states. FSDP shards them further, but over different ranks: an
-# expert only over its *replicas*, because no other rank has it, and all else over all ranks.
+# expert only over the ranks that have the same one, and all else over all ranks. So there are two meshes of
+# the same ranks. *[torchtitan](https://github.com/pytorch/torchtitan/blob/main/torchtitan/distributed/parallel_dims.py)*
+# calls them *sparse* and *dense*.
 
 # %% [markdown]
 # FSDP averages gradients over the ranks that it shards over. For experts that is the fault of 9.4. So
 # `unit.set_gradient_divide_factor(n)` says by what number the sum of a unit's gradients is divided. gloo
 # cannot multiply while it sums: there `unit.set_force_sum_reduction_for_comms(True)` is needed, too. A unit is a module
-# after `fully_shard(module, mesh=...)`.
+# after `fully_shard(module, mesh=...)`. (torchtitan sets n = 1 in all units, because it divides the loss by
+# the number of tokens of all ranks.)
 
 # %% [markdown]
 # ### Exercise 9.8 · Shard experts and the rest
 #
-# *Difficulty 3 of 5 · 20 minutes · target: equal to one process for 5 steps, on 2 × 2 and 4 × 2 ranks;
-# 1/N of all states on each rank*
+# *Difficulty 3 of 5 · 20 minutes · target: equal to one process for 5 steps, on 2 × 2 and 2 × 2 × 2 ranks;
+# a quarter of all states on each rank*
 #
-# `mesh` has the dimensions "replicate", with two ranks or more, and "expert". `everyone` is a mesh of one
-# dimension with all ranks. Replace each `block.mlp` by an `ExpertParallelLayer`; shard its experts
-# first, then the block, at the end the model. Create the optimizer last.
+# | ranks | `mesh` | `everyone` |
+# |:--|:--|:--|
+# | 4 | shard 2, expert 2 | shard 4 |
+# | 8, HSDP (6.7) | replicate 2, shard 2, expert 2 | replicate 2, shard 4 |
+#
+# Replace each `block.mlp` by an `ExpertParallelLayer`; shard its experts, then the block, then the model.
+# Create the optimizer last.
 
 # %%
 # Exercise 9.8: EP inside, FSDP outside
 def expert_fsdp(model, optimizer_class, mesh, everyone, **settings):
     ### BEGIN SOLUTION
+    same_experts = mesh[mesh.mesh_dim_names[:-1]]
     for block in model.layers:
         block.mlp = ExpertParallelLayer(block.mlp, mesh["expert"].get_group())
-        fully_shard(block.mlp.experts, mesh=mesh["replicate"])
+        fully_shard(block.mlp.experts, mesh=same_experts)
         block.mlp.experts.set_force_sum_reduction_for_comms(True)
         block.mlp.experts.set_gradient_divide_factor(everyone.size())
         fully_shard(block, mesh=everyone)
@@ -740,15 +748,17 @@ lab.check_expert_fsdp(expert_fsdp)
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
+# Which ranks have the same experts? Those along all dimensions of `mesh` but "expert":
+# `mesh["replicate", "shard"]`, or for any mesh `mesh[mesh.mesh_dim_names[:-1]]`.
+#
 # `fully_shard` on a module takes all its parameters that no earlier call has taken. So the order
 # decides: first what is inside.
 #
-# The gradient of an expert is right if the sum over its replicas is divided by the number of *all*
-# ranks: `everyone.size()`. (With one replica PyTorch 2.13 divides by it twice.)
+# The gradient of an expert is right if the sum over the ranks that have it is divided by the number of *all*
+# ranks: `everyone.size()`. (Where "shard" has one rank, PyTorch 2.11 to 2.13 divides by it twice.)
 #
-# FSDP shards the first dimension, so here it gives each replica some of the experts. With fewer experts on a rank
-# than replicas it pads: one expert on two replicas takes the bytes of two. `shard_placement_fn` chooses
-# another dimension.
+# FSDP shards the first dimension, so here each rank gets some of the experts. With fewer experts than ranks
+# it pads: one expert on two ranks takes the bytes of two. `shard_placement_fn` chooses another dimension.
 #
 # </details>
 

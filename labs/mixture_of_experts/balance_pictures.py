@@ -44,7 +44,9 @@ def show_balance(auxiliary_loss: Callable, route_with_bias: Callable, new_bias: 
     for number, (name, run) in enumerate(runs.items(), 1):
         style = {"color": palette.RUNS[number], "linewidth": 1.6, "label": name}
         left.plot(range(1, len(run.largest) + 1), run.largest, **style)
-        right.plot(range(1, len(run.losses) + 1), run.losses, **style)
+        # nearly the same in all runs: the first line is wide, so that it shows beside the others
+        right.plot(range(1, len(run.losses) + 1), run.losses,
+                   **style | {"linewidth": 6.4 - 1.6 * number})
     left.axhline(1.0, color=palette.PREDICTED, linestyle=(0, (4, 3)), linewidth=1.1)
     left.set_ylim(0.9, None)
     for ax, title in ((left, "largest count / mean"), (right, "loss of the language model, nats "

@@ -1,4 +1,4 @@
-"""Exercise 9.8: experts sharded over their replicas, all else over all ranks."""
+"""Exercise 9.8: experts sharded over the ranks that have the same, all else over all ranks."""
 
 from collections.abc import Callable
 
@@ -11,10 +11,10 @@ from labs.mixture_of_experts.expert_fsdp_trial import (
     STEPS,
     TRIALS,
     WITH_SGD,
-    Meshes,
     build,
     try_on_rank,
 )
+from labs.mixture_of_experts.expert_meshes import Meshes
 from labs.mixture_of_experts.fsdp_memory import BOTH, EP, FSDP
 from labs.mixture_of_experts.replayed_step import Pace
 from labs.pictures import palette, timelines
@@ -36,9 +36,9 @@ def check_expert_fsdp(expert_fsdp: Callable):
     """expert_fsdp(model, optimizer_class, mesh, everyone, **settings) -> (model, optimizer)."""
     difference = max(on_ranks(try_on_rank, expert_fsdp, world_sizes=tuple(TRIALS), hang_after=15.0,
                               timeout=60.0))
-    return (f"equals one process for {STEPS} steps with SGD on 4 × 2 ranks and with AdamW on "
-            f"2 × 2 ({to_within(difference)}); a rank has 1/N of all states, and gathers a block "
-            "with its part of the experts at most")
+    return (f"equals one process for {STEPS} steps with SGD on 2 × 2 × 2 ranks and with AdamW on "
+            f"2 × 2 ({to_within(difference)}); a rank has a quarter of all states, and gathers a "
+            "block with its part of the experts at most")
 
 
 MB = 1e6

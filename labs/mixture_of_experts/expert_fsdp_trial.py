@@ -9,7 +9,6 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from labs.checks.explanations import TrainingMistake
@@ -22,6 +21,13 @@ from labs.checks.verdicts import Wrong
 from labs.fsdp.strategy_checks import judge_optimizer
 from labs.fsdp.unit_errors import explained
 from labs.meters.traffic import Traffic
+from labs.mixture_of_experts.expert_meshes import (
+    EXPERTS,
+    Meshes,
+    judge_averaged,
+    judge_shards,
+    require_own_layers,
+)
 from labs.training import data
 from labs.training.loop import ModuleAndOptimizer
 from labs.training.mixtures import Mixture
@@ -30,7 +36,6 @@ from labs.workers import devices
 
 STEPS = 5
 PER_RANK, SEQUENCE = 2, 8
-EXPERTS = ".experts."  # in the names of their parameters
 
 
 class AdamW(torch.optim.AdamW):
@@ -70,32 +75,9 @@ class Case:
 WITH_SGD = Case(SGD, (("lr", 0.2), ("momentum", 0.9)), layers=1)
 WITH_ADAMW = Case(AdamW, (("lr", 1e-2), ("weight_decay", 0.1), ("eps", 1e-2)), shared=False, k=1,
                   parts=2, frozen="places")
-# World size -> the mesh (replicate, expert), what is trained. 8 ranks first: with 2 × 2 a division
-# by the replicas and one by EP are the same.
-TRIALS = {8: ((4, 2), WITH_SGD), 4: ((2, 2), WITH_ADAMW)}
-
-
-@dataclass(frozen=True)
-class Meshes:
-    """What the student's function is given: mesh has the dimensions "replicate" and "expert"."""
-
-    mesh: DeviceMesh
-    everyone: DeviceMesh
-
-    @classmethod
-    def of(cls, replicas: int, expert: int) -> "Meshes":
-        """On a rank, one of replicas · expert."""
-        device = devices.device().type
-        return cls(init_device_mesh(device, (replicas, expert),
-                                    mesh_dim_names=("replicate", "expert")),
-                   init_device_mesh(device, (replicas * expert,)))
-
-    @property
-    def expert(self) -> int:
-        return self.mesh["expert"].size()
-
-    def ranks_of(self, dimension: str) -> list[int]:
-        return dist.get_process_group_ranks(self.mesh[dimension].get_group())
+# World size -> sizes of the mesh, what is trained. 8 ranks first: on 4 two ranks have the same
+# experts and two divide them, so that some wrong divisors are right.
+TRIALS = {8: ((2, 2, 2), WITH_SGD), 4: ((2, 2), WITH_ADAMW)}
 
 
 def try_on_rank(expert_fsdp: Callable) -> float:
@@ -103,9 +85,8 @@ def try_on_rank(expert_fsdp: Callable) -> float:
     shape, case = TRIALS[dist.get_world_size()]
     meshes = Meshes.of(*shape)
     difference = _train(expert_fsdp, case, meshes)
-    if dist.get_world_size() == min(TRIALS):  # bytes take long to record
-        # what is kept of one layer is kept of several
-        _judge_memory(expert_fsdp, replace(case, layers=1), meshes)
+    # what is kept of one layer is kept of several
+    _judge_memory(expert_fsdp, replace(case, layers=1), meshes)
     return difference
 
 
@@ -120,7 +101,7 @@ def build(expert_fsdp: Callable, case: Case, meshes: Meshes,
                                                       **settings),
                 given, case.kind, dict(case.settings))
     except Wrong as wrong:
-        _require_own_layers(model)
+        require_own_layers(model)
         if wrong.code == "units_overlap":
             raise Wrong(wrong.sentence, "First the experts of a layer, then the block, then the "
                         "model: a call takes all parameters that no earlier one has taken.",
@@ -132,7 +113,7 @@ def _train(expert_fsdp, case, meshes) -> float:
     model = case.model()
     reference = Reference(model, case.optimizer_of)
     module, optimizer = raise_on_all_ranks(build, expert_fsdp, case, meshes, model)
-    raise_on_all_ranks(_judge_shards, module, reference.model, meshes)
+    raise_on_all_ranks(judge_shards, module, reference.model, meshes)
     raise_on_all_ranks(judge_optimizer, module, optimizer, dict(case.settings), case.kind)
     traffic = Traffic()
 
@@ -144,84 +125,19 @@ def _train(expert_fsdp, case, meshes) -> float:
     ranks = dist.get_world_size()
     steps = [Step({"input_ids": batch["input_ids"].to(devices.device())}, parts=case.parts)
              for batch in data.lm_batches(STEPS, PER_RANK * ranks, SEQUENCE)]
-    difference = train_and_compare(
-        module, optimizer, [reference], steps, mistakes=_mistakes(meshes), hints=_HINTS,
-        parameters_of=partial(_full_parameters, group=meshes.mesh["expert"].get_group(),
-                              like=reference.model), during=recorded)
+    try:
+        difference = train_and_compare(
+            module, optimizer, [reference], steps, mistakes=_mistakes(meshes), hints=_HINTS,
+            parameters_of=partial(_full_parameters, group=meshes.mesh["expert"].get_group(),
+                                  like=reference.model), during=recorded)
+    except Wrong:
+        raise_on_all_ranks(judge_averaged, module, reference.model, meshes)
+        raise
     raise_on_all_ranks(_judge_gathered, traffic, reference.model, meshes)
     return difference
 
 
-# shards
-
-
-def _require_own_layers(model):
-    layers = [block.mlp for block in model.layers]
-    if len(set(map(id, layers))) < len(layers):
-        raise Wrong("all blocks have the same layer of experts", "Make an ExpertParallelLayer for "
-                    "each block, from its own block.mlp.", code="layers_share_experts")
-
-
-def _judge_shards(module, full, meshes):
-    """Invariant: each parameter is sharded over all ranks that have the same, and no others."""
-    if hasattr(module, "layers"):
-        _require_own_layers(module)
-    found, who = dict(module.named_parameters()), f"rank {dist.get_rank()}"
-    everyone = list(range(dist.get_world_size()))
-    for name, want in full.named_parameters():
-        if name not in found:
-            raise Wrong(f"{who}: parameter {name!r} of the model is missing", "The model keeps its "
-                        "layers, and their names.", code="parameters_missing")
-        is_expert, parameter = EXPERTS in name, found[name]
-        if parameter.requires_grad != want.requires_grad:
-            raise Wrong(f"{who}: parameter {name!r} is {'' if want.requires_grad else 'not '}to be "
-                        "trained, and requires_grad was changed", "Leave requires_grad as it is.",
-                        code="requires_grad_changed")
-        if is_expert and len(parameter) != len(want):  # a right answer without EP shows later
-            _judge_part(name, parameter, want, meshes, who)
-        if not isinstance(parameter, DTensor):
-            raise _not_sharded(name, is_expert, who)
-        ranks = sorted(parameter.device_mesh.mesh.flatten().tolist())
-        has_part = is_expert and len(parameter) != len(want)
-        same = meshes.ranks_of("replicate") if has_part else everyone
-        if ranks != same and has_part:
-            raise Wrong(f"{who}: {name!r} is sharded over ranks {ranks}, but only {same} have "
-                        "these experts: parts of different experts are gathered", "fully_shard of "
-                        "the experts themselves, with the mesh of their replicas, before the block "
-                        "takes them.", code="experts_mixed")
-        if ranks != same and is_expert:
-            raise Wrong(f"{who}: {name!r} has all {len(want)} experts, sharded over ranks {ranks}",
-                        "Replace block.mlp by an ExpertParallelLayer before its experts are "
-                        "sharded.", code="experts_not_divided")
-        if ranks != same:
-            raise Wrong(f"{who}: {name!r} is sharded over ranks {ranks}; all of {same} have it",
-                        "Only experts are sharded over their replicas. mesh=everyone for the block "
-                        "and for the model.", code="rest_over_replicas")
-        # With a mesh of two dimensions FSDP shards over the second, and replicates over the first.
-        if copies := [size for size, placement in zip(parameter.device_mesh.shape,
-                                                      parameter.placements, strict=True)
-                      if placement.is_replicate() and size > 1]:
-            raise Wrong(f"{who}: {copies[0]} ranks have the same shard of {name!r}",
-                        "A mesh of one dimension shards over all of its ranks: mesh=everyone.",
-                        code="shards_replicated")
-
-
-def _judge_part(name, parameter, want, meshes, who):
-    due = len(want) // meshes.expert
-    if len(parameter) != due:
-        raise Wrong(f"{who}: {name!r} has {len(parameter)} of {len(want)} experts; divided over "
-                    f"the {meshes.expert} ranks of mesh[\"expert\"] it is {due}",
-                    'mesh["expert"] are the ranks that divide the experts, mesh["replicate"] those '
-                    "that have the same.", code="dimensions_swapped")
-
-
-def _not_sharded(name, is_expert, who) -> Wrong:
-    if is_expert:
-        return Wrong(f"{who}: {name!r} is not sharded", "fully_shard(block.mlp.experts, mesh=...) "
-                     "over its replicas.", code="experts_not_sharded")
-    return Wrong(f"{who}: {name!r} is in no unit: it is not sharded, and its gradient not averaged",
-                 "fully_shard(block) for each block, and then fully_shard(model) takes what is in "
-                 "no block.", code="not_sharded")
+# numbers
 
 
 def _full_parameters(module, group, like) -> Tensors:
@@ -238,18 +154,16 @@ def _full_parameters(module, group, like) -> Tensors:
     return found
 
 
-# numbers
-
 _HINTS = Hints(
     loss="Does your ExpertParallelLayer pass exercise 9.3? Its forward is used here.",
     unexplained="All that FSDP averages is right by default, except the experts: their sum over "
-                "the replicas is divided by the number of all ranks.")
+                "the ranks that have the same is divided by the number of all ranks.")
 
 
 def _mistakes(meshes) -> tuple[TrainingMistake, ...]:
     """The factors that the gradients of experts may have."""
     expert, ranks = meshes.expert, dist.get_world_size()
-    replicas = ranks // expert
+    same = ranks // expert
     factor = "set_gradient_divide_factor(everyone.size()) of the experts' unit."
 
     def experts(code, sentence, scale, hint=factor):
@@ -258,16 +172,16 @@ def _mistakes(meshes) -> tuple[TrainingMistake, ...]:
              if EXPERTS in name}])
 
     return (NOT_UPDATED.with_hint("Make the optimizer last, from the sharded model's parameters."),
-            experts("averaged_over_replicas", f"updated with gradients averaged over {replicas} "
-                    f"replicas, {expert} times too large", expert),
+            experts("averaged_over_replicas", f"updated with gradients averaged over {same} "
+                    f"ranks, {expert} times too large", expert),
             experts("sum_not_mean", f"updated with the sum of the gradients, {ranks} times too "
                     "large", ranks),
             experts("divided_by_expert_ranks", f"updated with a sum divided by {expert}, "
-                    f"{replicas} times too large", replicas),
+                    f"{same} times too large", same),
             experts("mean_twice", f"updated with the mean divided by {ranks} once more", 1 / ranks,
                     "Divide once."),
-            experts("mean_twice", f"updated with the mean divided by {replicas} once more",
-                    1 / replicas, "Divide once."))
+            experts("mean_twice", f"updated with the mean divided by {same} once more",
+                    1 / same, "Divide once."))
 
 
 # bytes
@@ -292,20 +206,21 @@ def _judge_gathered(traffic, full, meshes):
 
 
 def _judge_memory(expert_fsdp, case, meshes):
-    """Invariant: 1/N of all parameters, gradients and optimizer states is on each rank."""
+    """Invariant: a rank has its part of all parameters, gradients and optimizer states."""
     ranks, model = dist.get_world_size(), case.model()
+    shards = meshes.everyone["shard"].size()
     names = [name for name, _ in trainable(model)]
     frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
-    allowed = ResidentBytes.of(model, names, ranks, padding=frozen // ranks)
+    allowed = ResidentBytes.of(model, names, shards, padding=frozen // shards)
     [own] = [data.shard({"input_ids": batch["input_ids"].to(devices.device())}, dist.get_rank(),
                         ranks) for batch in data.lm_batches(1, PER_RANK * ranks, SEQUENCE)]
     judge_resident_bytes(partial(build, expert_fsdp, case, meshes), [own, own], allowed,
-                         f"with 1/{ranks} of everything", _MEMORY_HINTS)
+                         f"with 1/{shards} of everything", _MEMORY_HINTS)
 
 
 _MEMORY_HINTS = {
-    "parameters": "Each parameter is sharded over all ranks that have it: the experts over their "
-                  "replicas, all else over everyone, and nothing is kept beside the shards.",
+    "parameters": "Each parameter is sharded over all ranks that have it: the experts over those "
+                  "with the same, all else over everyone, and nothing is kept beside the shards.",
     "gradients": "Gradients are as large as the parameters: is anything not sharded?",
     "optimizer_state": "Make the optimizer last, from the sharded model's parameters.",
     "rest": "Is something kept that was needed only to make the shards?"}

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 
 from labs.checks.on_ranks import module_and_optimizer
 from labs.meters import memory
-from labs.mixture_of_experts.expert_fsdp_trial import EXPERTS, Meshes
+from labs.mixture_of_experts.expert_meshes import EXPERTS, Meshes
 from labs.mixture_of_experts.reference_parallel import divide_experts, sum_gradients
 from labs.training import data, strategies
 from labs.training.memory_categories import Memory
@@ -21,8 +21,8 @@ from labs.training.models import move_to_rank
 from labs.workers import devices
 from labs.workers.launcher import launch
 
-REPLICAS, EXPERT = 2, 2
-RANKS = REPLICAS * EXPERT
+SHARD, EXPERT = 2, 2
+RANKS = SHARD * EXPERT
 LAYERS, PER_RANK, SEQUENCE = 3, 4, 32
 BYTES = 4  # of an fp32 number
 EP, FSDP, BOTH = "EP 2", "FSDP", "EP 2 and FSDP"
@@ -45,7 +45,7 @@ class RankMemory:
 def measured(expert_fsdp: Callable) -> dict[str, RankMemory]:
     """Strategy -> what rank 0 of 4 has. expert_fsdp: the student's."""
     def record():
-        meshes = Meshes.of(REPLICAS, EXPERT)
+        meshes = Meshes.of(SHARD, EXPERT)
         # the student's first: an answer that is not filled in is known at once
         return {name: RankMemory.of(_record(build, meshes)) for name, build in (
             (BOTH, expert_fsdp), (FSDP, _sharded), (EP, _divided))}
@@ -108,13 +108,13 @@ def _divided(model, optimizer_class, mesh, everyone, **settings):
     divide_experts(model, mesh["expert"].get_group())
     optimizer = optimizer_class(model.parameters(), **settings)
     optimizer.register_step_pre_hook(
-        partial(_average, model, mesh["replicate"].get_group(), everyone.size()))
+        partial(_average, model, mesh["shard"].get_group(), everyone.size()))
     return model, optimizer
 
 
-def _average(model: nn.Module, replicas: dist.ProcessGroup, ranks: int, *_):
+def _average(model: nn.Module, same_experts: dist.ProcessGroup, ranks: int, *_):
     gradients = {name: p.grad for name, p in model.named_parameters()}
-    sum_gradients(gradients, replicas)
+    sum_gradients(gradients, same_experts)
     for gradient in gradients.values():
         gradient /= ranks
 

@@ -69,8 +69,10 @@ class Case:
         return tensor.chunk(self.expert)[rank % self.expert]
 
 
-# In each case the last batch is shorter; a layer has more experts than a rank of the first has.
-CASES = (Case(2, 2, chosen=2, samples=10, seed=3), Case(4, 2, chosen=1, samples=20, seed=5))
+# In each case the last batch is shorter; a layer has more experts than a rank of the first has. No
+# case has one chosen expert: its weight is then 1 whatever the router says, so that the router's
+# gradient is rounding alone, of which AdamW makes steps of full size.
+CASES = (Case(2, 2, chosen=2, samples=10, seed=3), Case(4, 2, chosen=3, samples=20, seed=5))
 
 
 def make_model(chosen: int, seed: int) -> nn.Module:

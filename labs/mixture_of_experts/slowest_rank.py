@@ -61,7 +61,7 @@ def show_slowest_rank() -> Picture:
     lesson = (f"{max(copies):,} copies on one rank, {mean:,.0f} is the mean: "
               f"{slower:.2f} times slower, predicted {predicted:.2f}")
     picture = side_by_side(names, [panel], lesson=lesson,
-                           answer=marks.answered(guess, predicted, "times"),
+                           answer=marks.answered(guess, slower, "times"),
                            note=f"{EXPERTS} experts, {K} for each token, {1e6 * PACE:.0f} µs for a "
                                 "copy. Exposed: waiting in the all-to-all that returns the "
                                 "outputs.\nLast row: with equal counts.")

@@ -4,14 +4,17 @@ ranks with it and without it."""
 import importlib.util
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from labs.checks.verdicts import Verdict
 from labs.pictures.in_scripts import print_in_script
 from labs.pictures.tables import Table
 from labs.workers import devices
+from labs.workers.collectives import has_nccl
 from labs.workers.launcher import launch
 
 VERSION = "0.3.1"  # as the extra `types` in pyproject.toml
@@ -38,7 +41,7 @@ def show_types(function: Callable[..., dict[str, torch.Tensor]], dimensions: tup
     """
     if not has_spmd_types():
         return print_in_script(Verdict(TITLE, None, NOT_INSTALLED))
-    found, shapes = launch(_run_twice, function, dimensions, arguments, shards, ranks=4,
+    found, shapes = launch(_run_on_any_torch, function, dimensions, arguments, shards, ranks=4,
                            quiet=True)[0]
     if isinstance(found, str):
         return Table(function.__name__, ("", ""), [
@@ -49,6 +52,21 @@ def show_types(function: Callable[..., dict[str, torch.Tensor]], dimensions: tup
         f"gradient: {name}" for name in dimensions)), [
             (name, *map(repr, types), *map(repr, of_gradient))
             for name, (types, of_gradient) in found.items()])
+
+
+def _run_on_any_torch(*arguments) -> tuple[Any, dict[str, tuple]]:
+    if torch.__version__ >= (2, 12) or has_nccl():
+        return _run_twice(*arguments)
+    # In torch 2.11 gloo has no all-to-all of lists, with which spmd-types sends.
+    with mock.patch.object(dist, "all_to_all", _all_to_all):
+        return _run_twice(*arguments)
+
+
+def _all_to_all(outputs, inputs, group=None):
+    """torch.distributed.all_to_all of equal parts."""
+    arrived = torch.stack(outputs)
+    dist.all_to_all_single(arrived, torch.stack(inputs), group=group)
+    torch._foreach_copy_(outputs, list(arrived))
 
 
 def _run_twice(function, dimensions, arguments, shards) -> tuple[Any, dict[str, tuple]]:

@@ -94,9 +94,10 @@ WRONG = named(
         "only_experts"),
     not_chosen=(lambda model, experts, k: right(model, experts, experts - k),
                 "experts_not_chosen|wrong_number"),
+    # all_active: in transformers 4 the MLP of Mixtral is called block_sparse_moe.
     all_of_the_mlp=(lambda model, experts, k: added(
         model, lambda name, count: count * k // experts if ".mlp." in name else count),
-        "wrong_number|router_like_experts"),
+        "wrong_number|router_like_experts|all_active"),
     router_like_experts=(lambda model, experts, k: added(
         model, lambda name, count: (count * k // experts if ".experts." in name
                                     or "mlp.gate.weight" in name else count)),

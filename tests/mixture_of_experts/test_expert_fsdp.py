@@ -9,11 +9,12 @@ import torch
 import torch.distributed as dist
 from _build.definitions import definitions
 from answers import assert_rejected, assert_waits, judge_all
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 
 import labs.mixture_of_experts as lab
-from labs.mixture_of_experts.expert_fsdp_trial import Meshes
+from labs.mixture_of_experts.expert_meshes import Meshes
 from labs.training import data
 from labs.training.mixtures import Mixture
 from labs.workers import devices
@@ -41,11 +42,12 @@ class Answer:
         block.mlp = Layer(block.mlp, self.mesh["expert"].get_group())
 
     def experts(self, experts):
-        fully_shard(experts, mesh=self.replicas())
+        fully_shard(experts, mesh=self.same())
         self.factor(experts)
 
-    def replicas(self):
-        return self.mesh["replicate"]
+    def same(self):
+        """The mesh of the ranks that have the same experts."""
+        return self.mesh[self.mesh.mesh_dim_names[:-1]]
 
     def factor(self, experts):
         experts.set_force_sum_reduction_for_comms(True)
@@ -101,7 +103,7 @@ def one_layer_for_all(model, optimizer_class, mesh, everyone, **settings):
 
 def one_layer_sharded_once(model, optimizer_class, mesh, everyone, **settings):
     layer = Layer(model.layers[0].mlp, mesh["expert"].get_group())
-    fully_shard(layer.experts, mesh=mesh["replicate"])
+    fully_shard(layer.experts, mesh=mesh["shard"])
     for block in model.layers:
         block.mlp = layer
     fully_shard(model, mesh=everyone)
@@ -112,7 +114,7 @@ def block_first(model, optimizer_class, mesh, everyone, **settings):
     for block in model.layers:
         block.mlp = Layer(block.mlp, mesh["expert"].get_group())
         fully_shard(block, mesh=everyone)
-        fully_shard(block.mlp.experts, mesh=mesh["replicate"])
+        fully_shard(block.mlp.experts, mesh=mesh["shard"])
     fully_shard(model, mesh=everyone)
     return model, optimizer_class(model.parameters(), **settings)
 
@@ -156,11 +158,11 @@ def unfreezes(model, *arguments, **settings):
     return right.expert_fsdp(model.requires_grad_(True), *arguments, **settings)
 
 
-def swapped(model, optimizer_class, mesh, everyone, **settings):
+def divided_over_everyone(model, optimizer_class, mesh, everyone, **settings):
     def divide(self, block):
-        block.mlp = Layer(block.mlp, mesh["replicate"].get_group())
+        block.mlp = Layer(block.mlp, everyone["shard"].get_group())
 
-    return answer(divide=divide, replicas=lambda self: mesh["expert"])(
+    return answer(divide=divide, same=lambda self: mesh["replicate"])(
         model, optimizer_class, mesh, everyone, **settings)
 
 
@@ -170,18 +172,34 @@ def scale_experts(model, factor):
             parameter.grad /= factor
 
 
-def shared_over_replicas(model, optimizer_class, mesh, everyone, **settings):
+def shared_as_experts(model, optimizer_class, mesh, everyone, **settings):
     def experts(self, own):
         Answer.experts(self, own)
         for block in model.layers:
             if block.mlp.experts is own:
-                fully_shard(block.mlp.shared_experts, mesh=self.mesh["replicate"])
+                fully_shard(block.mlp.shared_experts, mesh=self.same())
 
     return answer(experts=experts)(model, optimizer_class, mesh, everyone, **settings)
 
 
-def over_replicas(self, block):
-    fully_shard(block, mesh=self.mesh["replicate"])
+def as_experts(self, block):
+    fully_shard(block, mesh=self.same())
+
+
+def over(dimension):
+    def shard(self, module):
+        fully_shard(module, mesh=self.everyone[dimension])
+    return shard
+
+
+def over_all_ranks(self, module):
+    fully_shard(module, mesh=init_device_mesh(self.everyone.device_type, (8,)))
+
+
+def transposed(self):
+    names = ("shard", "replicate", "expert")
+    mesh = self.mesh.mesh.transpose(0, 1).contiguous()
+    return DeviceMesh(self.mesh.device_type, mesh, mesh_dim_names=names)[names[:-1]]
 
 
 def replicated_and_sharded(self, module):
@@ -199,14 +217,14 @@ WRONG = [
     (answer(divide=nothing), "experts_not_divided"),
     (answer(rest=nothing), "gathered_too_much"),
     (answer(factor=nothing), "averaged_over_replicas"),
-    (divided_by(lambda self: self.mesh["replicate"].size()), "averaged_over_replicas"),
+    (divided_by(lambda self: self.mesh["shard"].size()), "averaged_over_replicas"),
     (divided_by(lambda self: 1), "sum_not_mean"),
-    (answer(replicas=lambda self: self.everyone), "experts_mixed"),
-    (answer(replicas=lambda self: self.mesh), "experts_mixed"),
-    (answer(replicas=lambda self: self.mesh["expert"]), "experts_mixed"),
+    (answer(same=lambda self: self.everyone), "experts_mixed"),
+    (answer(same=lambda self: self.mesh), "experts_mixed"),
+    (answer(same=lambda self: self.mesh["expert"]), "experts_mixed"),
     (answer(experts=nothing), "experts_mixed 'layers.0.mlp.experts.gate_up'"),
     (answer(root=nothing), "not_sharded 'embedding.weight' is in no unit"),
-    (answer(rest=over_replicas), "rest_over_replicas"),
+    (answer(rest=as_experts), "shards_replicated 2 of them have the same shard"),
     (answer(rest=replicated_and_sharded, root=replicated_and_sharded), "shards_replicated"),
     (ignores_experts, "experts_not_sharded"),
     (block_first, "units_overlap First the experts of a layer"),
@@ -224,7 +242,7 @@ WRONG = [
 
 def by_columns(self, experts):
     """Each expert's own dimension is sharded: nothing is padded where there are few experts."""
-    fully_shard(experts, mesh=self.mesh["replicate"], shard_placement_fn=lambda _: Shard(1))
+    fully_shard(experts, mesh=self.same(), shard_placement_fn=lambda _: Shard(1))
     self.factor(experts)
 
 
@@ -256,10 +274,50 @@ def test_answers_on_2_by_2_ranks():
     judge_all(lab.check_expert_fsdp, WRONG, RIGHT, ranks=4)
 
 
-def test_answers_on_4_by_2_ranks():
-    wrong = [(divided_by(lambda self: self.mesh["expert"].size()), "divided_by_expert_ranks"),
-             (swapped, "dimensions_swapped"), (shared_over_replicas, "rest_over_replicas")]
-    judge_all(lab.check_expert_fsdp, wrong, [right.expert_fsdp], ranks=8)
+def averaged_by_hand(model, optimizer_class, mesh, everyone, **settings):
+    """FSDP over "shard" alone, and an all-reduce over "replicate" before the step."""
+    def experts(self, own):
+        fully_shard(own, mesh=mesh["shard"])
+        self.factor(own)
+
+    def rest(self, module):
+        fully_shard(module, mesh=everyone["shard"])
+
+    def average(*_):
+        for name, parameter in module.named_parameters():
+            gradient = parameter.grad.to_local()
+            dist.all_reduce(gradient, group=mesh["replicate"].get_group())
+            if ".experts." not in name:  # all others are averaged
+                gradient /= mesh["replicate"].size()
+
+    module, optimizer = answer(experts=experts, rest=rest, root=rest)(
+        model, optimizer_class, mesh, everyone, **settings)
+    optimizer.register_step_pre_hook(average)
+    return module, optimizer
+
+
+WRONG_ON_8 = [
+    (answer(factor=nothing), "averaged_over_replicas averaged over 4 ranks, 2 times too large"),
+    (divided_by(lambda self: self.mesh["expert"].size()), "divided_by_expert_ranks"),
+    (divided_by(lambda self: self.everyone["shard"].size()), "averaged_over_replicas"),
+    (divided_over_everyone, "dimensions_swapped"),
+    (answer(same=lambda self: self.mesh["shard"]), "replicas_left_out 'layers.0.mlp.experts"),
+    (answer(same=lambda self: self.mesh["replicate"]), "other_ranks"),
+    (answer(same=lambda self: self.mesh["shard", "expert"]), "experts_mixed"),
+    (answer(same=lambda self: self.mesh), "raised_ValueError"),
+    (answer(same=lambda self: Answer.same(self)._flatten()), "sharded_over_replicas"),
+    (answer(same=transposed), "other_ranks"),
+    (answer(rest=over("shard"), root=over("shard")), "replicas_left_out"),
+    (answer(rest=over("replicate")), "shards_replicated"),
+    (answer(rest=over_all_ranks), "sharded_over_replicas"),
+    (answer(rest=as_experts), "shards_replicated"),
+    (shared_as_experts, "shards_replicated shared_experts"),
+]
+RIGHT_ON_8 = [right.expert_fsdp, answer(experts=by_columns), averaged_by_hand]
+
+
+def test_answers_on_2_by_2_by_2_ranks():
+    judge_all(lab.check_expert_fsdp, WRONG_ON_8, RIGHT_ON_8, ranks=8)
 
 
 def test_on_gloo_a_factor_needs_a_sum_first():
@@ -282,9 +340,9 @@ def test_without_a_layer_of_9_3_the_check_waits_for_it():
 # facts of torch that the notebook states
 
 
-def ratio_of_gradients(replicas, expert):
+def ratio_of_gradients(*sizes):
     """On a rank: norms of gradients, beside the reference's: of an expert, of another weight."""
-    meshes, ranks = Meshes.of(replicas, expert), dist.get_world_size()
+    meshes, ranks = Meshes.of(*sizes), dist.get_world_size()
     model = Mixture(layers=1, hidden=16, ffn=16)
     reference = copy.deepcopy(model)
     module, _ = right.expert_fsdp(model, torch.optim.SGD, meshes.mesh, meshes.everyone, lr=0.1)
@@ -296,14 +354,14 @@ def ratio_of_gradients(replicas, expert):
         gradient = module.layers[0].get_parameter(name).grad.full_tensor()
         want = reference.layers[0].get_parameter(name).grad
         if gradient.shape != want.shape:
-            want = want.chunk(expert)[meshes.mesh["expert"].get_local_rank()]
+            want = want.chunk(meshes.expert)[meshes.mesh["expert"].get_local_rank()]
         found.append((gradient.norm() / want.norm()).item())
     return found
 
 
-def test_torch_divides_twice_where_an_expert_has_one_replica():
-    """Why the exercise's mesh has two replicas or more. In torch 2.13 foreach_reduce copies the
-    input divided by the factor, and then divides by it (_fsdp_collectives.py)."""
+def test_torch_divides_twice_where_an_expert_has_one_shard():
+    """Why the exercise's "shard" has two ranks or more. In torch 2.11 to 2.13 foreach_reduce copies
+    the input divided by the factor, and then divides by it (_fsdp_collectives.py)."""
     by_rank = launch(ratio_of_gradients, 1, 2, ranks=2, quiet=True)
     if by_rank[0][0] == pytest.approx(1, rel=1e-4):
         pytest.skip("this torch divides once: remove the sentence of 9.8's hint")
@@ -315,14 +373,14 @@ def bytes_of_experts(placement):
     meshes = Meshes.of(2, 2)
     model = Mixture(layers=1, hidden=16, ffn=16, experts=2, k=1)
     answer(experts=lambda self, experts: fully_shard(
-        experts, mesh=meshes.mesh["replicate"], shard_placement_fn=placement))(
+        experts, mesh=meshes.mesh["shard"], shard_placement_fn=placement))(
             model, torch.optim.SGD, meshes.mesh, meshes.everyone, lr=0.1)
     return sum(p.to_local().untyped_storage().nbytes()
                for p in model.layers[0].mlp.experts.parameters())
 
 
-def test_fewer_experts_than_replicas_are_padded():
-    """1 expert on 2 replicas takes the bytes of an expert on each, except by another dimension."""
+def test_fewer_experts_than_ranks_are_padded():
+    """1 expert on 2 ranks takes the bytes of an expert on each, except by another dimension."""
     of_expert = 4 * (2 * 16 * 16 + 16 * 16)
     padded, by_columns = (launch(bytes_of_experts, placement, ranks=4, quiet=True) for placement in
                           (None, lambda _: Shard(1)))

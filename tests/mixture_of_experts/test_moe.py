@@ -1,11 +1,17 @@
 """Scripts that exercise 9.10 must reject, and right ones written differently."""
 
+from functools import partial
+
 import pytest
+import torch
 from answers import assert_rejected, with_changes
 
 import labs.mixture_of_experts as lab
 from labs.checks.scripts import files
+from labs.checks.scripts.expected_training import train_on
+from labs.mixture_of_experts import moe
 from labs.workers import programs
+from labs.workers.launcher import launch
 
 pytestmark = pytest.mark.usefixtures("warm_launcher")
 RIGHT = files.worked_script("moe.py")
@@ -203,3 +209,26 @@ def test_a_gap_and_a_missing_file_wait(check):
     assert lab.check_moe("none.py").passed is None
     verdict = check(RIGHT + '\nraise NotImplementedError("Exercise 9.10")\n')
     assert verdict.passed is None and "9.10" in str(verdict)
+
+
+def rounded_otherwise(case):
+    """The case's model, each parameter off by about a rounding error of fp32."""
+    model = moe.make_model(case.chosen, case.seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= 1 + 1e-7 * torch.randn_like(parameter)
+    return model
+
+
+@pytest.mark.parametrize("case", moe.CASES, ids=lambda case: case.when)
+def test_rounding_does_not_decide_who_passes(case):
+    """With one chosen expert its weight is 1 whatever the router says, so the router's gradient is
+    rounding alone. AdamW divides it by its own size, and the router takes steps in random
+    directions: then tokens go to other experts."""
+    batches = [[part] for _ in range(moe.EPOCHS)
+               for part in case.rows.split(case.ranks * moe.BATCH)]
+    [expected], [other] = (
+        launch(train_on, batches, make_model, False, ranks=1, quiet=True) for make_model in
+        (partial(moe.make_model, case.chosen, case.seed), partial(rounded_otherwise, case)))
+    for got, want in zip(other.gradients, expected.gradients, strict=True):
+        assert all(moe._close(got[name], want[name]) for name in want)

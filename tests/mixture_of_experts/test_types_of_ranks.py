@@ -5,11 +5,14 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 from _build.definitions import definitions
 
 from labs.checks.verdicts import Verdict
 from labs.mixture_of_experts import types_of_ranks
 from labs.mixture_of_experts.types_of_ranks import has_spmd_types, show_types
+from labs.workers.launcher import launch
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPERTS = "replicate", "expert"
@@ -55,6 +58,18 @@ def test_a_sum_over_different_experts_is_refused_and_a_wrong_divisor_is_not():
         "refused: all_reduce: expected input type P on axis expert, got V",)
     found = rows(show_types(summed, EXPERTS, ["replicate"], shards=False))
     assert found["gradient"][:2] == ("R", "V")
+
+
+def sent_to_each():
+    """On a rank: what it gets from each, if rank r sends 10 r + i to rank i."""
+    inputs = [torch.tensor([10.0 * dist.get_rank() + i]) for i in range(2)]
+    outputs = [torch.zeros(1), torch.zeros(1)]
+    types_of_ranks._all_to_all(outputs, inputs)
+    return [output.item() for output in outputs]
+
+
+def test_all_to_all_of_lists_on_torch_2_11():
+    assert launch(sent_to_each, ranks=2, quiet=True) == [[0, 10], [1, 11]]
 
 
 def test_without_spmd_types_one_sentence_says_what_to_install(monkeypatch):
