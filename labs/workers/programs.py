@@ -35,7 +35,7 @@ class StallWatch:
         self._computed = 0.0  # seconds, since the last sign that it computes
         self._ready = set()  # threads that had something to compute when they were last asked
         self._began = self._computed_at = self._asked_at = time.monotonic()
-        self._is_stuck, self._patience = False, STALL
+        self._is_stuck, self._worked_at = False, self._began
         self.waits: dict[int, str] = {}
 
     @property
@@ -58,7 +58,8 @@ class StallWatch:
                 self._computed, self._computed_at = 0.0, now
             self._ask_ranks(processes)
         return (self._is_stuck or now > self._began + self._limit
-                or now > self._computed_at + self._patience)
+                or now > self._computed_at + ASLEEP
+                or now > max(self._computed_at, self._worked_at) + STALL)
 
     def _add(self, threads, span):
         """Adds up thread by thread: what one that has ended computed must not be missing in what
@@ -82,9 +83,9 @@ class StallWatch:
         self.waits = {report.rank: report.sentence for report in found
                       if report.process in processes and report.is_fresh}
         self._is_stuck = reports.are_stuck(found, processes)
-        works = any(report.process in processes and report.is_fresh and not report.collective
-                    for report in found)
-        self._patience = ASLEEP if works else STALL
+        if any(report.process in processes and report.is_fresh and not report.collective
+               for report in found):
+            self._worked_at = time.monotonic()
 
     def restart(self) -> None:
         """Begins the wait again: somebody has let the program continue."""

@@ -13,7 +13,7 @@ from labs.workers.heartbeat import INTERVAL, Heartbeat
 
 # Seconds that all ranks wait at the same time, and nothing moves, until they are stuck; and those
 # that they may take to connect.
-QUIET, CONNECT = 4.0, 60.0
+QUIET, CONNECT = 6.0, 60.0
 FRESH = 3.0  # seconds for which a report holds: one that comes later tells that C++ blocks the rank
 THREAD = "labs-report"  # the system's name for the thread; it keeps 15 characters
 
