@@ -1,6 +1,7 @@
 """A notebook as VS Code runs it: its extension starts ipykernel_launcher with a connection file
 and speaks ZeroMQ to it (microsoft/vscode-jupyter, src/kernels/raw). The extension is not here."""
 
+import contextlib
 import subprocess
 import sys
 import time
@@ -85,10 +86,21 @@ class Extension:
 
     def start(self) -> None:
         """As the extension does: kernel_info on both channels, then its own silent requests."""
+        self._connect()
         asked = [self.send(channel, "kernel_info_request", {}) for channel in ("shell", "control")]
         self.wait(*asked)
         own = ("import os as _VSCODE_os\n_VSCODE_os.getcwd()", "%matplotlib inline", VARIABLES)
         self.wait(*(self.execute(code, silent=True) for code in own))
+
+    def _connect(self, seconds: float = 120) -> None:
+        """Until iopub is heard: what the kernel publishes before it knows of the subscription is
+        lost, and each socket connects by itself, so that one may be later than another."""
+        deadline, asked = time.monotonic() + seconds, []
+        while not any("idle" in self.seen(request) for request in asked):
+            assert time.monotonic() < deadline, "no word on iopub"
+            asked.append(self.send("shell", "kernel_info_request", {}))
+            with contextlib.suppress(AssertionError):  # asked again
+                self.wait(asked[-1], seconds=1)
 
     def close(self) -> None:
         """Asks the kernel to end, and ends it: the extension does not wait for long either."""

@@ -3,6 +3,10 @@
 from typing import Protocol
 
 from labs.checks.verdicts import Wrong
+from labs.words import named_ranks
+
+SAME_CALLS = ("All ranks call the same collectives equally often: with the same number of batches, "
+              "and no collective in `if rank == 0`.")
 
 
 class EndedJob(Protocol):
@@ -31,6 +35,14 @@ def judge_failed_job(job: EndedJob, rank: int, what: str, hint: str, waiting: st
         raise Wrong(f"{when}, and the {what} had not ended after {job.seconds:.0f} s: {waiting}",
                     waiting_hint, code="hangs_after_failure")
     judge_left(job, when, what)
+
+
+def left_alone(where: str, called: str, ended: list[int], hint: str) -> Wrong:
+    """What to raise where a rank has lost its connection to ranks that have `ended` with exit code
+    0: its error speaks of a crash, and there was none. where: names the rank and its line. called:
+    that it "had last called" a collective, "" where that is unknown."""
+    return Wrong(f"{where}, waited for other ranks, and {named_ranks(ended)} had ended"
+                 + (f"; it {called}" if called else ""), hint, code="left_alone")
 
 
 def judge_left(job: EndedJob, when: str, what: str) -> None:

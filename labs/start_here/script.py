@@ -68,7 +68,8 @@ def _judge_run(run):
     when = f"`python script.py {run.ranks}`"
     if run.code is None:
         joined = f"{len(run.joined)} of {run.ranks} ranks had joined a process group"
-        raise Wrong(f"{when} had not ended after {run.seconds:.0f} s; {joined}",
+        raise Wrong(f"{when} had not ended after {run.seconds:.0f} s; "
+                    + (joined if len(run.joined) < run.ranks else "; ".join(run.waiting) or joined),
                     _MEET if len(run.joined) < run.ranks else
                     "Do all ranks call the same collectives, and end afterwards?",
                     code="ranks_never_meet" if len(run.joined) < run.ranks else "not_ended")

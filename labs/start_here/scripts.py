@@ -18,6 +18,7 @@ from torch.distributed import device_mesh, distributed_c10d
 from labs.meters.collective_hooks import CollectiveObserver, IssuedCollective
 from labs.workers import programs
 from labs.workers.programs import FAILING_RANK, note
+from labs.workers.reports import Reporter
 
 ROOT = str(Path(__file__).resolve().parents[2])
 # Appended, so that nothing in the workbook hides a module that the script would find without it.
@@ -32,7 +33,8 @@ class Run:
     code: its exit code, None where it was stopped. seconds: how long it ran. output: what it and
     its ranks printed; errors: what they wrote to stderr. places: where its ranks wanted to meet.
     joined, communicated: the ranks that joined a group, and those that called a collective.
-    world_sizes: of their groups. left: how many processes were still there after it.
+    world_sizes: of their groups. waiting: where its ranks were when it was stopped, a
+    sentence for each. left: how many processes were still there after it.
     """
 
     ranks: int
@@ -44,6 +46,7 @@ class Run:
     joined: frozenset[int]
     communicated: frozenset[int]
     world_sizes: frozenset[int]
+    waiting: tuple[str, ...]
     left: int
 
     def __repr__(self):
@@ -66,7 +69,7 @@ class Running:
                               programs.environment() | {
                                   "LABS_SCRIPT_NOTES": str(self._notes),
                                   "LABS_SCRIPT_FAILS": str(int(fails))})
-        self._watch = programs.StallWatch(lambda: [self._process.pid])
+        self._watch = programs.StallWatch(lambda: [self._process.pid], notes=self._notes)
 
     def is_running(self) -> bool:
         """Whether it has neither ended nor come to a stop."""
@@ -92,12 +95,14 @@ class Running:
         left = programs.count_left([self._process.pid]) if code is not None else 0
         self.kill()
         joined = self._noted("joined")
+        waits = self._watch.waits if code is None else {}
         output, errors = ((self._notes / name).read_text(errors="replace")
                           for name in ("output", "errors"))
         return Run(self.ranks, code, seconds, output, errors, self.places(),
                    frozenset(int(rank) for rank, _ in joined),
                    frozenset(int(rank) for rank, _ in self._noted("called")),
-                   frozenset(int(size) for _, size in joined), left)
+                   frozenset(int(size) for _, size in joined),
+                   tuple(f"rank {rank} {waits[rank]}" for rank in sorted(waits)), left)
 
     def kill(self) -> None:
         """Ends the script and all its processes."""
@@ -214,8 +219,9 @@ def probe() -> None:
         result = original(*args, **options)
         rank = dist.get_rank()
         note(folder, "joined", rank, dist.get_world_size())
-        # Never left: it observes until the process ends.
+        # Both never left: they observe until the process ends.
         _Called(folder).__enter__()
+        Reporter(folder, rank, dist.get_world_size()).start()
         while os.path.exists(os.path.join(folder, "hold")):
             time.sleep(0.02)
         if os.environ["LABS_SCRIPT_FAILS"] == "1" and rank == FAILING_RANK:

@@ -5,15 +5,18 @@ from dataclasses import dataclass
 
 import torch
 
-from labs.checks.job_end import judge_left
+from labs.checks.job_end import judge_left, left_alone
 from labs.checks.verdicts import Wrong
 from labs.surviving_failure.elastic_crashes import Start, key_of
 from labs.surviving_failure.forked_starts import Started
 from labs.words import counted, format_distinct, listed
+from labs.workers import worker
 
 _SAMPLES = "The batches of the steps that are done are drawn, too, "
 _HALF = ("An incomplete checkpoint must not be found: write it under another name, and let "
          "rank 0 rename it when all ranks have written.")
+_SAME_CALLS = ("All ranks call the same collectives: dcp.save, dcp.load, get_state_dict and "
+               "broadcast_object_list are collectives, and so they stand in no `if rank == 0`.")
 
 
 @dataclass(frozen=True)
@@ -71,10 +74,9 @@ def _judge_end(started, when, killed_at):
     if started.killed:
         return
     if started.code is None:
-        raise Wrong(f"{when}: the ranks wait for each other for ever",
-                    "All ranks call the same collectives: dcp.save, dcp.load, get_state_dict and "
-                    "broadcast_object_list are collectives, and so they stand in no `if rank == 0`."
-                    , code="never_ends")
+        waits = [f"rank {rank} {where}" for rank, where in enumerate(started.waiting) if where]
+        raise Wrong(f"{when}: the ranks wait for each other for ever"
+                    + (f": {'; '.join(waits)}" if waits else ""), _SAME_CALLS, code="never_ends")
     if started.code:
         rank, error = _first_error(started)
         if error is None:
@@ -83,9 +85,13 @@ def _judge_end(started, when, killed_at):
         kind, message, line = error
         if kind == "NotImplementedError" and message.startswith("Exercise"):
             raise NotImplementedError(message)
+        where = f"{when}: rank {rank}, line {line} of the script"
+        # Invariant: no rank ends while another one still needs it.
+        ended = [other for other, code in enumerate(started.codes) if code == 0]
+        if ended and worker.lost_connection(message):
+            raise left_alone(where, started.waiting[rank], ended, _SAME_CALLS)
         hint = _HALF if killed_at and "while it saved" in when else ""
-        raise Wrong(f"{when}: rank {rank}, line {line} of the script: {kind}: "
-                    f"{_first_line(message)}", hint, code=f"raised_{kind}")
+        raise Wrong(f"{where}: {kind}: {_first_line(message)}", hint, code=f"raised_{kind}")
     judge_left(started, when, "job")
 
 
@@ -93,7 +99,7 @@ def _first_error(started):
     """(rank, error) of a rank that failed by itself; others lost their connection to it."""
     failed = [rank for rank, code in enumerate(started.codes) if code]
     alone = [rank for rank in failed if started.errors[rank]
-             and "onnection" not in started.errors[rank][1]]
+             and not worker.lost_connection(started.errors[rank][1])]
     rank = (alone or failed)[0]
     return rank, started.errors[rank]
 

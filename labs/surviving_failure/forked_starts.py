@@ -23,7 +23,8 @@ class Started:
     crashed. batches[rank]: a key of the samples of each step; random_states[rank]: of the state of
     the random numbers at the start of its forward; rates[rank]: its learning rates.
     calls[rank]: (steps done, "write" or "rename", path) of each call that changed the checkpoints.
-    errors[rank]: (type, message, line of the script) of what it raised. steps: what rank 0 noted.
+    errors[rank]: (type, message, line of the script) of what it raised. waiting[rank]: where it
+    was when the start was stopped, the rest of a sentence, else "". steps: what rank 0 noted.
     left: processes that were still there after its end."""
 
     start: Start
@@ -35,6 +36,7 @@ class Started:
     rates: list[list[float]]
     calls: list[list[tuple[int, str, str]]]
     errors: list[tuple[str, str, int] | None]
+    waiting: list[str]
     output: list[str]
     steps: list[Step]
     left: int
@@ -77,7 +79,7 @@ def _run(script, words, start, number, folder, metrics) -> Started:
                    by_rank["random"], by_rank["rate"],
                    [[tuple(call) for call in calls] for calls in by_rank["call"]],
                    [tuple(errors[0]) if errors else None for errors in by_rank["error"]],
-                   result.output, metrics.steps[before:], result.left)
+                   result.waiting, result.output, metrics.steps[before:], result.left)
 
 
 def _noted(notes, what, ranks) -> list[list]:

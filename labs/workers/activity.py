@@ -9,7 +9,7 @@ from dataclasses import dataclass
 IDLE_SHARE = 0.05  # of the time: threads that are busy less are idle
 RAN_SHARE = 0.01  # of the time: what a thread that works runs, on any crowded machine
 _HAS_PROC = os.path.exists("/proc/self/schedstat")
-_GLOO = ("gloo_tcp_loop", "pt_gloo_runloo")  # Linux cuts names after 15 characters
+GLOO = ("gloo_tcp_loop", "pt_gloo_runloo")  # Linux cuts names after 15 characters
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ def measure() -> Busy:
     for thread in map(int, os.listdir("/proc/self/task")):
         if thread == own:
             continue
-        ran, delayed = _schedule(thread)
+        ran, delayed = schedule(thread)
         others += ran + delayed
         others_ran[thread] = ran
         if thread == main:
             starved = delayed
-        elif _name(thread).startswith(_GLOO):
+        elif _name(thread).startswith(GLOO):
             gloo += ran + delayed
             gloo_ran[thread] = ran
     return Busy(gloo, gloo_ran, others, others_ran, starved, now)
@@ -61,10 +61,10 @@ def main_thread_sleeps() -> bool:
         return False
 
 
-def _schedule(thread) -> tuple[float, float]:
+def schedule(thread: int, process: int | str = "self") -> tuple[float, float]:
     """(seconds that a thread ran, seconds that it waited for a core); zeros once it has ended."""
     try:
-        with open(f"/proc/self/task/{thread}/schedstat") as file:
+        with open(f"/proc/{process}/task/{thread}/schedstat") as file:
             ran, delayed, _ = file.read().split()
     except OSError:
         return 0.0, 0.0

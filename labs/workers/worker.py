@@ -262,9 +262,14 @@ def _kind(error, message, oom) -> Kind:
     if isinstance(error, pickling.CannotSend):
         return Kind.CANNOT_SEND
     # A lost connection goes before a oom: it is a consequence of another rank's end.
-    if nccl.lost_peer(message) or any(words in message for words in _PEER_GONE):
+    if lost_connection(message):
         return Kind.LOST_CONNECTION
     return Kind.OUT_OF_MEMORY if oom else Kind.RAISED
+
+
+def lost_connection(message: str) -> bool:
+    """Whether an exception's message says that another rank had gone."""
+    return nccl.lost_peer(message) or any(words in message for words in _PEER_GONE)
 
 
 def _flush():

@@ -73,7 +73,7 @@ def _ours(name, found, *arguments):
         _require(0 < len(found) <= len(starts))
         for one, start in zip(found, starts, strict=False):
             each = (one.codes, one.batches, one.random_states, one.rates, one.calls, one.errors,
-                    one.output)
+                    one.waiting, one.output)
             _require({len(of_ranks) for of_ranks in each} == {start.ranks})
         return [dataclasses.replace(one, start=start)
                 for one, start in zip(found, starts, strict=False)]

@@ -86,10 +86,10 @@ def test_an_interrupt_during_start_up():
 def test_two_notebooks_launch_at_the_same_moment(in_kernel):
     code = """
 totals = []
-for turn in range(20):
+for turn in range(12):
     while time.time() < {start} + turn * 0.3: time.sleep(0.001)
     totals += launch(next_launch, ranks=2, quiet=True)
-print(totals == [2.0] * 40)"""
+print(totals == [2.0] * 24)"""
     other = Kernel()
     try:
         other.run("import time, sys\nfrom labs import launch\n"
@@ -99,7 +99,10 @@ print(totals == [2.0] * 40)"""
         code = code.format(start=time.time() + 1)
         for kernel in (in_kernel, other):
             kernel.start(code)
-        assert [kernel.finish() for kernel in (in_kernel, other)] == [("True\n", None)] * 2
+        for kernel in (in_kernel, other):
+            shown, error = kernel.finish()
+            # on a busy machine a launch takes long enough to be announced, quiet or not
+            assert shown.endswith("True\n") and error is None, (shown, error)
     finally:
         other.close()
 

@@ -36,6 +36,10 @@ AVERAGE = RIGHT[RIGHT.index("    for name, parameter in model.named_parameters()
                 RIGHT.index(DIVIDE) + len(DIVIDE)]
 STEP = "            average_gradients(model, mesh)\n            optimizer.step()\n"
 GATHER = "        dist.all_gather(parts, state[name].contiguous(), group=group)\n"
+SAVE = ('    whole = full_state(model, mesh["expert"].get_group())\n'
+        "    dist.get_rank() or torch.save(whole, options.checkpoint)\n")
+SAVE_ALONE = ('    if dist.get_rank() == 0:\n        whole = full_state(model, mesh["expert"]'
+              ".get_group())\n        torch.save(whole, options.checkpoint)\n")
 MLP = ("[mlp(*each) for each in zip(\n"
        '            parts, self.experts["gate_up"], self.experts["down"], strict=True)]')
 
@@ -135,7 +139,11 @@ WRONG = {
         f"        rows = {ROWS}\n",
         "        if dist.get_rank() == 1:\n            return x\n"
         f"        rows = {ROWS}\n")),
-        "rank_failed|never_ends all-to-alls")}
+        "rank_failed|never_ends all-to-alls"),
+    "rank 0 alone gathers the experts": (changed((SAVE, SAVE_ALONE)),
+        "never_ends waited in all_gather at moe.py line"),
+    "rank 0 alone gathers, and the others leave": (changed((SAVE, SAVE_ALONE),
+        ("    dist.barrier()  #", "    #")), "left_alone had last called all_gather")}
 
 BY_RANK = """\
         ranks, local = self.group.size(), len(counts) // self.group.size()

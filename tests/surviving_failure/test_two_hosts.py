@@ -62,8 +62,11 @@ def test_a_host_is_unplugged_and_another_one_joins(script, with_hosts):
     ranks = iter([joined.ranks for joined in run.metrics.joined])
     assert all(number in ranks for number in (2, 1, 2)), run.metrics.joined
     restart = restart_after(run.lost.time, run.logs[0], run.metrics)
-    # nobody is told that a link is cut: only the time-out of a collective ends the wait
-    assert restart.seconds[NOTICED] > 0.5 * lost_host.TIMEOUT, restart
+    # nobody is told that a link is cut: only the time-out of a collective ends the wait, and on a
+    # busy machine the collective may have begun some time before the link was cut
+    begun = max(step.began for step in run.metrics.steps if step.began <= run.lost.time)
+    waited = restart.seconds[NOTICED] + run.lost.time - begun
+    assert waited > 0.5 * lost_host.TIMEOUT, restart
     first = {step.step: step.loss for step in reversed(run.metrics.steps)}
     again = run_again(run.metrics.steps)
     # without dropout the loss does not depend on the number of hosts, and nothing was lost

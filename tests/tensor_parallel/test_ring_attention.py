@@ -337,8 +337,10 @@ def to_global_rank(tensors, group):
 
 
 def test_peers_are_numbered_in_their_group():
+    # In the group of ranks 1 and 2, rank 1 sends to itself and rank 2 to one outside: gloo refuses
+    # the one, torch the other, and the rank that is heard first is named.
     assert_rejected(lab.check_ring_attention(Ring(pass_on=to_global_rank)),
-                    "raised_RuntimeError numbered")
+                    "raised_RuntimeError|raised_ValueError numbered")
 
 
 class WaitsInBackward(Ring):

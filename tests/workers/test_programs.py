@@ -58,10 +58,28 @@ def test_what_gets_no_core_is_not_stalled(monkeypatch):
 
 def test_what_ended_processes_computed_is_not_missing(monkeypatch):
     monkeypatch.setattr(programs, "STALL", 2.0)
-    times, now = [{1: 9.0, 2: 0.0}, {2: 0.4}, {2: 0.8}, {2: 1.2}, {2: 1.2}], 100.0
-    monkeypatch.setattr(programs, "alive", lambda _: times.pop(0))
-    monkeypatch.setattr(programs.time, "monotonic", lambda: now)
-    watch, over = programs.StallWatch(lambda: [1, 2]), []
-    for now in (101.0, 102.5, 104.0, 105.5, 107.6):  # noqa: B007, what the clock says
-        over.append(watch.is_over())
+    times = [{1: 9.0, 2: 0.0}, {2: 0.4}, {2: 0.8}, {2: 1.2}, {2: 1.2}]
+    over = watched(monkeypatch, [{(process, process): programs._Thread(seconds)
+                                  for process, seconds in each.items()} for each in times])
     assert over == [False, False, False, False, True]
+
+
+@pytest.mark.parametrize("ran, works", [(0.01, False), (0.05, True)])
+def test_threads_of_gloo_that_look_for_data_do_not_compute(monkeypatch, ran, works):
+    """Twenty of them wait for a core together as long as one thread that works."""
+    monkeypatch.setattr(programs, "STALL", 2.0)
+    looks = [{(1, thread): programs._Thread(ran * look, 0.05 * look, is_ready=True, is_gloos=True)
+              for thread in range(20)} for look in range(1, 6)]
+    assert watched(monkeypatch, looks)[-1] is not works
+
+
+def watched(monkeypatch, looks):
+    """What a watch says at each look at the threads, each 1.5 s after the one before."""
+    monkeypatch.setattr(programs, "alive", lambda _: [])
+    monkeypatch.setattr(programs, "_threads", lambda _: looks.pop(0))
+    now, over = 100.0, []
+    monkeypatch.setattr(programs.time, "monotonic", lambda: now)
+    watch = programs.StallWatch(lambda: [])
+    for now in (101.5, 103.0, 104.5, 106.0, 108.1):  # noqa: B007, what the clock says
+        over.append(watch.is_over())
+    return over

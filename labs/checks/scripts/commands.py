@@ -23,6 +23,7 @@ from labs.workers.output import LaunchOutput
 
 SECONDS = 180.0  # that a command may take
 ALONE = 2.0  # seconds in which a command's processes must end after it
+GONE_AFTER = 10.0  # seconds in which a process must have gone that was killed
 LOOK = 0.02  # seconds between two calls of a function that watches a command
 _ROOT = str(Path(__file__).resolve().parents[3])
 # Runs a module as `python -m` does. On Linux it gets SIGTERM when the notebook's kernel ends, also
@@ -204,3 +205,13 @@ def _end(process, family):
     process.kill()
     process.wait()
     process.stdout.close()
+    # What is killed takes a time to go on a busy machine; some of it is no child of this process.
+    until = time.monotonic() + GONE_AFTER
+    while any(map(_runs, found)) and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+def _runs(process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False

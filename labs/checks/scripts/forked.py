@@ -20,7 +20,7 @@ import torch
 from torch.distributed import TCPStore
 
 from labs.checks.scripts.probe import RankRecord, RankStart, main
-from labs.workers import devices, processes, programs, worker
+from labs.workers import devices, flight_recorder, processes, programs, worker
 from labs.workers.launch_error import Stopped
 
 SECONDS = 60.0  # that a run may take
@@ -39,9 +39,11 @@ class Run:
     script: its file's name. code: the job's exit code, None where it was stopped. codes: of the
     ranks, None where a rank did not end by itself. records: what each rank did, None where it could
     not say. output: what each rank printed. batches: of each rank, the number that went forward.
-    waiting: for each rank, the last collective that it called. left: processes that were still
-    there after the ranks' end. option: METRICS or CHECKPOINT, which names the file that the script
-    is to write. metrics: what is in the file, JSON or a state dict; None without a readable one.
+    waiting: for each rank, the rest of a sentence: what it waited in and where when the run was
+    stopped, else what it had last called; "" where that is unknown. left: processes that were still
+    there after the ranks' end.
+    option: METRICS or CHECKPOINT, which names the file that the script is to write. metrics: what
+    is in the file, JSON or a state dict; None without a readable one.
     """
 
     script: str
@@ -106,6 +108,7 @@ class ForkedJob:
         self._notes, self._ranks, self._hosts = notes, ranks, hosts
         self._notes.mkdir()
         self._processes, self._stopped, self._left = [], False, 0
+        self._waits: dict[int, str] = {}  # of ranks that were stopped
         # Not rank 0's, on a port that is free now: while the fork server imports torch, another
         # program may take it, and ranks of two jobs would meet there.
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -125,7 +128,7 @@ class ForkedJob:
                 script, tuple(map(str, arguments)), variables | self._more | {
                     name: str(value) for name, value in own.items()},
                 str(folder), str(self._notes), threads, rank == failing_rank), *others)))
-        self._watch = programs.StallWatch(lambda: self._groups, seconds)
+        self._watch = programs.StallWatch(lambda: self._groups, seconds, self._notes)
 
     @property
     def _groups(self) -> list[int]:
@@ -140,7 +143,7 @@ class ForkedJob:
         failed_at = None
         while any(code is None for code in self._codes):
             if self._watch.is_over():
-                self._stopped = True
+                self._stopped, self._waits = True, self._watch.waits
                 return
             if failed_at is None and any(self._codes):
                 # torchrun's agent does the same: one failed rank ends the others with SIGTERM.
@@ -177,9 +180,11 @@ class ForkedJob:
         return _last_calls(self._codes, self._called())
 
     def _called(self) -> list[str]:
-        """The last collective that each rank has called; "" where there is none."""
-        called = dict(programs.noted(self._notes, "called"))
-        return [called.get(str(rank), "") for rank in range(self._ranks)]
+        """Where each rank was when it was stopped, else the last collective that it has called; ""
+        where there is none."""
+        called = {int(rank): f"had last called {name}"
+                  for rank, name in programs.noted(self._notes, "called")} | self._waits
+        return [called.get(rank, "") for rank in range(self._ranks)]
 
     def _record(self, rank) -> RankRecord | None:
         with contextlib.suppress(Exception):  # it was killed while it wrote, or before
@@ -204,6 +209,8 @@ def _torchruns_variables(ranks, hosts, port) -> dict[str, str]:
             "MASTER_ADDR": "127.0.0.1", "ROLE_NAME": "default", "TORCHELASTIC_RUN_ID": "none",
             "TORCHELASTIC_USE_AGENT_STORE": "True",  # no rank starts a store at that port
             **({} if gpus else {"CUDA_VISIBLE_DEVICES": ""}),
+            # the flight recorder, which tells where a rank waits
+            "TORCH_FR_BUFFER_SIZE": str(flight_recorder.RECORDED),
             "GLOO_SOCKET_IFNAME": worker.LOOPBACK, "NCCL_SOCKET_IFNAME": f"={worker.LOOPBACK}",
             **{name: str(value) for name, value in numbers.items()}}
 
@@ -211,8 +218,8 @@ def _torchruns_variables(ranks, hosts, port) -> dict[str, str]:
 def _last_calls(codes, called) -> list[str]:
     """codes: of the ranks that were started; below 0 where this process has ended one."""
     return [f"rank {rank} " + ("had ended" if code is not None and code >= 0 else
-                               f"had last called {name}" if name else "had called no collective")
-            for rank, (code, name) in enumerate(zip(codes, called, strict=False))]
+                               where or "had called no collective")
+            for rank, (code, where) in enumerate(zip(codes, called, strict=False))]
 
 
 def _written(path):

@@ -29,7 +29,7 @@ from torch.optim.optimizer import (
 from labs.meters.collective_hooks import CollectiveObserver, IssuedCollective
 from labs.meters.evidence import storage_bytes
 from labs.training import models
-from labs.workers import devices, worker
+from labs.workers import devices, reports, worker
 from labs.workers.programs import note
 
 FAILS_AT = 2  # the batch at which a rank that is to fail raises
@@ -137,6 +137,8 @@ def become(start: RankStart) -> None:
     multiprocessing.set_start_method(None, force=True)  # for a DataLoader: the platform's default
     sys.argv = [start.script, *start.arguments]
     sys.path.insert(0, os.path.dirname(start.script))
+    reports.Reporter(start.notes, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]),
+                     "nccl" if os.environ.get("CUDA_VISIBLE_DEVICES") != "" else "").start()
 
 
 def leave(code: int) -> None:

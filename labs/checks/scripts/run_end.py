@@ -5,10 +5,11 @@ import os
 import signal
 from collections.abc import Iterator
 
-from labs.checks.job_end import judge_failed_job, judge_left
+from labs.checks.job_end import SAME_CALLS, judge_failed_job, judge_left, left_alone
 from labs.checks.scripts.forked import Run
 from labs.checks.verdicts import Wrong
 from labs.words import listed, named_ranks
+from labs.workers import worker
 from labs.workers.programs import FAILING_RANK
 
 
@@ -17,9 +18,7 @@ def judge_end(run: Run, when: str) -> None:
     after optimizer steps of every rank."""
     if run.code is None:
         raise Wrong(f"{when}: not done after {run.seconds:.0f} s, and nothing moved: "
-                    + "; ".join(_where(run)),
-                    "All ranks call the same collectives equally often: with the same number of "
-                    "batches, and no collective in `if rank == 0`.", code="never_ends")
+                    + "; ".join(_where(run)), SAME_CALLS, code="never_ends")
     if run.code:
         rank, record = _first_failure(run)
         if record is None or record.error is None:
@@ -28,8 +27,12 @@ def judge_end(run: Run, when: str) -> None:
         kind, message, line = record.error
         if kind == "NotImplementedError" and message.startswith("Exercise"):
             raise NotImplementedError(message)
-        raise Wrong(f"{when}: rank {rank}, line {line} of {run.script}: {kind}: {message}",
-                    code=f"raised_{kind}")
+        where = f"{when}: rank {rank}, line {line} of {run.script}"
+        # Invariant: no rank ends while another one still needs it.
+        ended = [other for other, code in enumerate(run.codes) if code == 0]
+        if ended and _follows(run, rank):
+            raise left_alone(where, run.waiting[rank], ended, SAME_CALLS)
+        raise Wrong(f"{where}: {kind}: {message}", code=f"raised_{kind}")
     judge_left(run, when, "job")
     for rank, record in enumerate(run.records):
         if record is None or not record.steps:
@@ -42,7 +45,7 @@ def _where(run) -> Iterator[str]:
     for rank, code in enumerate(run.codes):
         batches = f"rank {rank} had trained on {run.batches[rank]} batches and "
         # A rank that was stopped has the code of the signal.
-        yield batches + (f"waited in {run.waiting[rank] or 'no collective'}"
+        yield batches + (run.waiting[rank] or "had called no collective"
                          if code is None or code < 0 else "ended")
 
 
@@ -59,7 +62,7 @@ def _follows(run, rank) -> bool:
     record = run.records[rank]
     if record is None or record.error is None:
         return run.codes[rank] == -signal.SIGTERM
-    return "onnection" in record.error[1]
+    return worker.lost_connection(record.error[1])
 
 
 def _last_line(output) -> str:
