@@ -57,7 +57,7 @@ def judge_shards(module, full, meshes):
         require_own_layers(module)
         _judge_groups(module, meshes, who)
     if added := sorted(found.keys() - dict(full.named_parameters()).keys()):
-        raise Wrong(f"{who}: the model has a parameter more, {added[0]!r}",
+        raise Wrong(f"{who}: parameter {added[0]!r} is not the model's",
                     "An ExpertParallelLayer replaces block.mlp, of which nothing is kept.",
                     code="parameters_added")
     for name, want in full.named_parameters():

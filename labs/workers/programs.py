@@ -81,7 +81,7 @@ class StallWatch:
         """Takes what the ranks say: they know whether they wait for each other, or for a disk."""
         found = reports.read(self._notes) if self._notes else []
         self.waits = {report.rank: report.sentence for report in found
-                      if report.process in processes and report.is_fresh}
+                      if report.process in processes and report.is_fresh and report.sentence}
         self._is_stuck = reports.are_stuck(found, processes)
         if any(report.process in processes and report.is_fresh and not report.collective
                for report in found):

@@ -22,7 +22,8 @@ THREAD = "labs-report"  # the system's name for the thread; it keeps 15 characte
 class Report:
     """Where one of so many `ranks` is. process: its number. sent: when it said so, and quiet_since:
     since when it has waited and nothing has moved, in monotonic seconds. collective: what it waits
-    in for other ranks, "" where it computes, sleeps, reads or writes. place: the script's line.
+    in for other ranks, "" where it computes, sleeps, reads or writes. place: the script's line, ""
+    before the script begins and after its end.
     is_connecting: the ranks may just be connecting, so the wait may be work."""
 
     rank: int
@@ -40,9 +41,10 @@ class Report:
 
     @property
     def sentence(self) -> str:
-        """Where it is, as the rest of a sentence."""
-        return (f"waited in {self.collective} at {self.place}" if self.collective else
-                f"was at {self.place}, in no collective")
+        """Where it is, as the rest of a sentence; "" where it is not in the script."""
+        if self.collective:
+            return f"waited in {self.collective}" + f" at {self.place}" * bool(self.place)
+        return f"was at {self.place}, in no collective" if self.place else ""
 
 
 class Reporter(Heartbeat):
@@ -64,9 +66,9 @@ class Reporter(Heartbeat):
             time.sleep(INTERVAL)
 
     def _write(self, progress):
-        report = Report(self._rank, self._ranks, self._process, progress.sent,
-                        str(progress.place), progress.collective or "", progress.quiet_since,
-                        progress.connecting)
+        place = str(progress.place) if progress.place.is_students else ""
+        report = Report(self._rank, self._ranks, self._process, progress.sent, place,
+                        progress.collective or "", progress.quiet_since, progress.connecting)
         path = os.path.join(self._folder, f"report-{self._process}")
         with open(f"{path}.new", "w") as file:
             json.dump(asdict(report), file)

@@ -9,7 +9,7 @@ from labs import launch
 from labs.meters.waits import WaitObserver
 from labs.predictions.dryrun import jobs
 
-AGREE = 1e-4  # two runs found the same
+AGREE = 1e-5  # two runs found the same: a first one may be higher by 8e-5, of DDP
 PAUSE, LONG_PAUSE = 5e-4, 0.02  # seconds in which gloo's thread drops its references
 _COPIES = ("c10d::_allgather", "c10d::_reduce_scatter", "gloo:all_gather", "gloo:reduce_scatter")
 _SECOND = "second step"
