@@ -66,8 +66,9 @@ def in_time(run, fault):
 
 
 def assert_says(fault, shown):
+    shown = " ".join(shown.split())  # a notebook wraps long lines
     for piece in (*fault.message_parts, f"{fault.error}: " if fault.error else ""):
-        assert piece in shown, shown
+        assert " ".join(piece.split()) in shown, shown
 
 
 def test_out_of_memory_is_data_too(next_launch_works):

@@ -129,7 +129,7 @@ def test_a_launch_that_progresses_slowly_says_what_each_rank_does(kernel, steps_
     assert detailed and found[-1] == ""
     assert all(int(re.search(r"(\d+) s", line)[1]) >= 4 for line in detailed), found
     assert all(line.startswith("2 ranks at work · ") for line in detailed), found
-    assert any(re.search(r" s · rank 1 computes at In \[\d+\] line 8"
+    assert any(re.search(r" s · rank 1 sleeps at In \[\d+\] line 8"
                          r" · rank 0 waits in all_reduce at In \[\d+\] line 9$", line)
                for line in detailed), found
 
@@ -144,7 +144,7 @@ def train_ddp():
         model(torch.ones(2, 4)).sum().backward()
 """)
     found = lines(kernel, "_ = launch(train_ddp, ranks=2, device='cpu')")
-    detailed = [line for line in found if "rank 1 computes" in line]
+    detailed = [line for line in found if "rank 1 sleeps" in line]
     # a step is short beside the sleep, but a look may fall into it
     waits = [line for line in detailed if "rank 0 waits in all_reduce at In [" in line]
     assert detailed and len(waits) > len(detailed) / 2, found
@@ -154,7 +154,7 @@ def train_ddp():
 def test_below_a_bar_it_says_what_each_rank_does(kernel, steps_known):
     found = lines(kernel, "_ = launch(train, True, ranks=2, device='cpu')")
     assert any("rank 0:" in line for line in found), found
-    assert any(line.startswith("rank 1 computes at In [") for line in found), found
+    assert any(line.startswith("rank 1 sleeps at In [") for line in found), found
 
 
 def test_a_line_with_details(kernel):
